@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Sampler
 
 from .errors import ConfigError, check_optional, check_whole, require
@@ -16,15 +17,17 @@ from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visi
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
-from .protocols.protocol import Pool, Protocol, SplitOwn
+from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
-from .samples.loaded import Loaded, check_loaded, columns_of, host_targets
-from .samples.samples import Samples, concatenate
+from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns, told_scale
+from .samples.samples import Samples, TensorSamples, concatenate
 from .transforms.transform import Pipeline, Transform
 
-Split = Literal["train", "val", "test"]
+SplitName = Literal["train", "val", "test"]
+
+_SHOWN = 20  # clients that a line names
 
 
 class FederatedDataModule(LightningDataModule, ABC):
@@ -73,6 +76,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     default_rule: ClassVar[type[Partitioner]] = IID  # where `partition` is None
     default_protocol: ClassVar[type[Protocol]] = SplitOwn  # where `protocol` is None
+    tells_scale: ClassVar[bool] = False  # whether the description says what happens to uint8
 
     def __init__(
         self,
@@ -86,14 +90,18 @@ class FederatedDataModule(LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        partition = self.default_rule() if partition is None else partition
+        if partition is None:
+            partition = self.default_rule()
         if isinstance(partition, Given):
             protocol = partition.protocol(protocol)
-        protocol = self.default_protocol() if protocol is None else protocol
-        is_rule, is_protocol = isinstance(partition, Partitioner), isinstance(protocol, Protocol)
+        if protocol is None:
+            protocol = self.default_protocol()
+        is_rule = isinstance(partition, Partitioner)
+        is_protocol = isinstance(protocol, Protocol)
         require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
         require(f"{name}.protocol", protocol, is_protocol, "a Protocol, such as SplitOwn()")
-        self.partitioner, self.protocol = partition, protocol
+        self.partitioner = partition
+        self.protocol = protocol
         known = num_clients is not None or partition.counts_clients
         expected = "a whole number, unless partition=Natural() or another rule determines it"
         require(f"{name}.num_clients", num_clients, known, expected)
@@ -122,7 +130,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         loaded = self.load()
         name = type(self).__name__
         check_loaded(name, loaded)
-        samples, num_train = loaded.train, len(loaded.train)
+        samples = loaded.train
+        num_train = len(loaded.train)
         if loaded.test is not None and len(loaded.test):
             samples = concatenate(loaded.train, loaded.test)
         holds = len(samples) > num_train or not self.protocol.needs_official_test
@@ -131,9 +140,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         self._samples = samples
         # The rule assigns the first samples, as many as both the protocol and the rule allow.
         targets = host_targets(samples)
-        labels = targets if targets.dtype.kind == "i" and targets.ndim == 1 else None
-        rule = self.partitioner.bound(columns_of(loaded), num_train, len(samples))
-        pool = len(samples) if self.protocol.assigns_official_test else num_train
+        labels = None
+        if targets.dtype.kind == "i" and targets.ndim == 1:
+            labels = targets
+        rule = self.partitioner.bound(rule_columns(loaded), num_train, len(samples))
+        pool = num_train
+        if self.protocol.assigns_official_test:
+            pool = len(samples)
         self._pool = pool
         if rule.reach is not None:
             pool = min(pool, rule.reach)
@@ -141,28 +154,35 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._num_clients is None:
             self._num_clients = rule.count()
         assert self._num_clients is not None
-        self._class_names = None if loaded.class_names is None else list(loaded.class_names)
+        if loaded.class_names is not None:
+            self._class_names = list(loaded.class_names)
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         self._client_names = names = rule.client_names(owned)
         fits = isinstance(names, list) and len({*names}) == self._num_clients
         if names is not None and not fits:
             given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
             raise ConfigError(f"{name}.client_names: {given}")
-        whole, rng = Pool(labels, num_train, len(samples)), generator(self.seed, "protocol")
+        whole = Pool(labels, num_train, len(samples))
+        rng = generator(self.seed, "protocol")
         partition = self.protocol.split(owned, whole, rng)
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
+        if isinstance(self.protocol, OfficialSplit):
+            _warn_of_newcomers(name, partition)
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
-        about = partition.about or {  # what is partitioned and how, for `Partition.save`
-            "data": name,
-            "train_samples": num_train,
-            "rule": repr(self.partitioner),
-            "protocol": repr(self.protocol),
-            "seed": self.seed,
-            "description": self.describe(),
-            **({} if self._client_names is None else {"client_names": self._client_names}),
-        }
+        about = partition.about
+        if not about:  # what is partitioned and how, for `Partition.save`
+            about = {
+                "data": name,
+                "train_samples": num_train,
+                "rule": repr(self.partitioner),
+                "protocol": repr(self.protocol),
+                "seed": self.seed,
+                "description": self.describe(),
+            }
+            if self._client_names is not None:
+                about["client_names"] = self._client_names
         self._partition = replace(partition, targets=targets, about=about)
 
     def _ready(self) -> None:
@@ -194,7 +214,9 @@ class FederatedDataModule(LightningDataModule, ABC):
     @property
     def num_clients(self) -> int:
         """M, the number of clients."""
-        return self._num_clients if self._num_clients is not None else len(self.partition)
+        if self._num_clients is None:
+            return len(self.partition)
+        return self._num_clients
 
     @property
     def client_names(self) -> list[str] | None:
@@ -236,14 +258,15 @@ class FederatedDataModule(LightningDataModule, ABC):
         one = torch.zeros(1, dtype=torch.int64)
         return self.transforms(self.samples.gather(one)[0], one, one).shape[1:]
 
-    def label_counts(self, split: Split = "train", clients: slice = slice(None)) -> np.ndarray:
+    def label_counts(self, split: SplitName = "train", clients: slice = slice(None)) -> np.ndarray:
         """Returns the samples of each class that every client has in a split, int64 [M, K].
 
         `clients`, a slice of step 1, are those that are counted for. Targets must be classes.
         """
         splits = self.partition.splits
         require("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
-        targets, classes = host_targets(self.samples), self.num_classes
+        targets = host_targets(self.samples)
+        classes = self.num_classes
         if classes is None or not self.has_labels:
             raise ConfigError(
                 f"label_counts: targets are {targets.dtype} of shape {targets.shape}; they must be "
@@ -268,7 +291,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         `samples_unused` are those that the rule could have assigned and that no client has;
         official test samples count if the protocol gives them to clients to split.
         """
-        parts, unused = self.partition, np.ones(self._pool, bool)
+        parts = self.partition
+        unused = np.ones(self._pool, bool)
         for arrays in parts.splits.values():
             unused &= ~is_owned(arrays, len(self.samples))[: self._pool]
         return {
@@ -277,7 +301,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             "clients_without_test_samples": int((parts.test.sizes == 0).sum()),
         }
 
-    def dataset(self, client: int, split: Split = "train") -> SampleDataset:
+    def dataset(self, client: int, split: SplitName = "train") -> SampleDataset:
         """Returns the samples of one client as a map-style `torch.utils.data.Dataset`.
 
         An item is a pair (input, target), after the transforms, as in the first epoch. The samples
@@ -312,10 +336,31 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def describe(self) -> str:
         """Describes partition rule, protocol and seed in words, for the record of a run."""
-        rule, protocol = self.partitioner.describe(), self.protocol.describe()
+        rule = self.partitioner.describe()
+        protocol = self.protocol.describe()
         changes = ", ".join(map(repr, self._transforms.transforms))
-        ends = f"; transforms {changes}." if changes else "."
-        return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
+        ends = "."
+        if changes:
+            ends = f"; transforms {changes}."
+        scale = ""
+        if self.tells_scale and isinstance(self._samples, TensorSamples):
+            scale = told_scale(self._samples.inputs)
+        return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{scale}{ends}"
+
+
+def _warn_of_newcomers(name: str, partition: Partition) -> None:
+    """Warns which clients have official test samples only, and how they become newcomers."""
+    newcomers = np.flatnonzero((partition.train.sizes == 0) & (partition.test.sizes > 0))
+    if not len(newcomers):
+        return
+    shown = ", ".join(map(str, newcomers[:_SHOWN]))
+    if len(newcomers) > _SHOWN:
+        shown += ", ..."
+    rank_zero_warn(
+        f"{name}: {len(newcomers)} of {len(partition)} clients have official test samples only, "
+        f"and never train; loop.unseen: [{shown}] scores them as newcomers",
+        category=UserWarning,
+    )
 
 
 class ClientDataModule(LightningDataModule):
@@ -333,8 +378,11 @@ class ClientDataModule(LightningDataModule):
 
     def __init__(self, data: FederatedDataModule, client: int) -> None:
         super().__init__()
-        self.samples, self.transforms, self.seed = data.samples, data.transforms, data.seed
-        self.batch_size, self.num_workers = data.batch_size, data.num_workers
+        self.samples = data.samples
+        self.transforms = data.transforms
+        self.seed = data.seed
+        self.batch_size = data.batch_size
+        self.num_workers = data.num_workers
         self.client = client
         self.train, self.val, self.test = (part[client] for part in data.partition.splits.values())
 
@@ -348,14 +396,16 @@ class ClientDataModule(LightningDataModule):
     def test_dataloader(self) -> DataLoader:
         return self._loader("test")
 
-    def dataset(self, split: Split = "train") -> SampleDataset:
+    def dataset(self, split: SplitName = "train") -> SampleDataset:
         """Returns the samples of a split, in ascending order, as the client sees them."""
         indices = {"train": self.train, "val": self.val, "test": self.test}
         require("split", split, split in indices, "'train', 'val' or 'test'")
-        key = visit_key(self.seed, "client visits") if split == "train" else None
+        key = None
+        if split == "train":
+            key = visit_key(self.seed, "client visits")
         return SampleDataset(self.samples, indices[split], self.transforms, self.client, key)
 
-    def _loader(self, split: Split, sampler: Sampler | None = None) -> DataLoader:
+    def _loader(self, split: SplitName, sampler: Sampler | None = None) -> DataLoader:
         part = self.dataset(split)
         batches = Selection(
             part.samples, part.indices, part.transforms, self.client, part.augmented

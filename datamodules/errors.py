@@ -33,7 +33,9 @@ def require(key: str, value: object, holds: bool, expected: str) -> None:
 def check_whole(key: str, value: int, least: int = 1) -> int:
     """Returns a `value` as an `int`: no boolean, at least `least`, and small enough for int64."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    large = " and below 2**63" if whole and value >= 2**63 else ""
+    large = ""
+    if whole and value >= 2**63:
+        large = " and below 2**63"
     holds = whole and value >= least and not large
     require(key, value, holds, f"a whole number of at least {least}{large}")
     return int(value)
@@ -41,7 +43,9 @@ def check_whole(key: str, value: int, least: int = 1) -> int:
 
 def check_optional(key: str, value: int | None, least: int = 1) -> int | None:
     """Returns None if `value` is None, and else what `check_whole` returns."""
-    return None if value is None else check_whole(key, value, least)
+    if value is None:
+        return None
+    return check_whole(key, value, least)
 
 
 def optional_module(key: str, name: str, package: str | None = None) -> Any:
@@ -55,6 +59,6 @@ def optional_module(key: str, name: str, package: str | None = None) -> Any:
         ) from error
 
 
-def one_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Returns the type and the message of an error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -25,9 +25,11 @@ def write_parquet(data: FederatedDataModule, file: str | os.PathLike) -> None:
     tables = []
     for split, arrays in data.partition.splits.items():
         if arrays.is_shared:
-            index, client = arrays[0], pyarrow.nulls(len(arrays[0]), pyarrow.int64())
+            index = arrays[0]
+            client = pyarrow.nulls(len(arrays[0]), pyarrow.int64())
         else:
-            index, client = arrays.flat, pyarrow.array(arrays.owners, pyarrow.int64())
+            index = arrays.flat
+            client = pyarrow.array(arrays.owners, pyarrow.int64())
         names = pyarrow.DictionaryArray.from_arrays(np.zeros(len(index), np.int8), [split])
         columns = {"index": pyarrow.array(index, pyarrow.int64()), "split": names, "client": client}
         tables.append(pyarrow.table(columns))

@@ -35,7 +35,9 @@ class SampleDataset(Dataset):
     ) -> None:
         self.samples = samples
         self.indices = torch.as_tensor(indices)
-        self.transforms = Pipeline() if transforms is None else transforms
+        if transforms is None:
+            transforms = Pipeline()
+        self.transforms = transforms
         self.owners = torch.as_tensor(owners).expand(len(self.indices))
         self.augmented = augmented
 
@@ -48,13 +50,15 @@ class SampleDataset(Dataset):
 
     def batch(self, positions: list[int]) -> tuple[Tensor, Tensor]:
         """Gathers a batch by positions in this data set, plus the epoch times its length."""
-        given, length = torch.as_tensor(positions), len(self)
+        given = torch.as_tensor(positions)
+        length = len(self)
         place = given % length
         index = self.indices[place]
         inputs, targets = self.samples.gather(index)
         if not self.transforms:
             return inputs, targets
-        owners, visits = self.owners[place], None
+        owners = self.owners[place]
+        visits = None
         if self.augmented is not None:
             visits = fold(fold(torch.full_like(owners, self.augmented), owners), given // length)
         return self.transforms(inputs, owners, index, visits), targets
@@ -75,7 +79,9 @@ class ShuffleSampler(Sampler[int]):
     """
 
     def __init__(self, length: int, *keys: Any) -> None:
-        self.length, self.keys, self.epoch = length, keys, 0
+        self.length = length
+        self.keys = keys
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""

@@ -122,12 +122,14 @@ class Ragged(IndexArrays):
     @classmethod
     def shared(cls, indices: np.ndarray, num_clients: int) -> "Ragged":
         """Builds index arrays in which all clients have the same array, stored once."""
-        start, size = np.int64(0), np.int64(len(indices))
+        start = np.int64(0)
+        size = np.int64(len(indices))
         starts, sizes = (np.broadcast_to(number, num_clients) for number in (start, size))
         return cls(indices.astype(np.int64), starts, sizes)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        starts, sizes = self.starts[clients], self.sizes[clients]
+        starts = self.starts[clients]
+        sizes = self.sizes[clients]
         total = int(sizes.sum())
         adjacent = not total or starts[-1] + sizes[-1] == starts[0] + total
         if isinstance(clients, slice) and adjacent:
@@ -159,4 +161,6 @@ def stable_argsort(keys: np.ndarray) -> np.ndarray:
     Keys that fit into 16 bits, for which NumPy has a radix sort, are sorted several times faster.
     """
     narrow = keys.max(initial=0) < 1 << 16
-    return np.argsort(keys.astype(np.uint16) if narrow else keys, kind="stable")
+    if narrow:
+        keys = keys.astype(np.uint16)
+    return np.argsort(keys, kind="stable")

@@ -107,7 +107,8 @@ class Subsets(Drawn):
             still = np.unique(np.nonzero(again)[0])
             if not len(still):
                 break
-            unfinished, again = unfinished[still], again[still]
+            unfinished = unfinished[still]
+            again = again[still]
             part = rows[unfinished]
             part[again] = self._indices(clients[unfinished], attempt)[again]
             part.sort(axis=1)
@@ -117,7 +118,8 @@ class Subsets(Drawn):
     def _indices(self, clients: np.ndarray, attempt: int) -> np.ndarray:
         """Draws `size` indices below `total` for each client, different ones in every attempt."""
         places = range(attempt * self.size, (attempt + 1) * self.size)
-        bits, total = random_bits(self.key, clients, places), np.uint64(self.total)
+        bits = random_bits(self.key, clients, places)
+        total = np.uint64(self.total)
         bits -= bits // total * total  # the remainder, faster than by `%`
         return bits.astype(self.dtype)
 

@@ -29,7 +29,7 @@ from ..files import replaced
 from .index_arrays import IndexArrays, Ragged
 
 FORMAT = 1
-SPLITS = ("train", "val", "test")
+SPLIT_NAMES = ("train", "val", "test")
 _HASH_CHUNK = 1 << 20  # entries converted to little-endian int64 at a time
 
 
@@ -70,7 +70,8 @@ class Partition:
 
         The docstring of this module describes the content.
         """
-        arrays, parts = dict[str, np.ndarray](), dict[str, Ragged]()
+        arrays = dict[str, np.ndarray]()
+        parts = dict[str, Ragged]()
         for split, part in self.splits.items():
             if not isinstance(part, Ragged):  # arrays that are computed on access
                 part = Ragged.from_sizes(part.flat, part.sizes)
@@ -118,14 +119,15 @@ class Partition:
         return digest.hexdigest()
 
 
-def read(file: str | os.PathLike) -> Partition:
+def read_partition(file: str | os.PathLike) -> Partition:
     """Reads a partition that `Partition.save` wrote, with `about` and without targets.
 
     Raises:
         ConfigError: There is no such file, or it is damaged or not one of `Partition.save`, or
             clients share samples, or have one several times, though the file does not say so.
     """
-    path, key = Path(file).expanduser(), f"Given.file: {os.fspath(file)!r}"
+    path = Path(file).expanduser()
+    key = f"Given.file: {os.fspath(file)!r}"
     if not path.is_file():
         raise ConfigError(f"{key}; it must be the path of an existing file")
     try:
@@ -133,7 +135,7 @@ def read(file: str | os.PathLike) -> Partition:
             about: dict[str, Any] = json.loads(str(stored["about"]))
             train, val, test = (
                 _part(split, stored[f"{split}_indices"], stored[f"{split}_sizes"], about, key)
-                for split in SPLITS
+                for split in SPLIT_NAMES
             )
     except ConfigError:
         raise
@@ -179,7 +181,9 @@ def _part(
             f"{key}: {split}_sizes add up to {sizes.sum()}; they must add up to {len(indices)}, "
             f"the number of {split}_indices{', or all be that number' if split == 'test' else ''}"
         )
-    return Ragged.shared(indices, len(sizes)) if is_shared else Ragged.from_sizes(indices, sizes)
+    if is_shared:
+        return Ragged.shared(indices, len(sizes))
+    return Ragged.from_sizes(indices, sizes)
 
 
 def _number_shared(partition: Partition) -> int:
@@ -209,7 +213,8 @@ def _check_samples(key: str, partition: Partition) -> None:
     sizes = {name: len(part) for name, part in partition.splits.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{key} has {sizes} clients; all splits must have as many")
-    (clients, samples), stated = _find_repeats(partition), partition.about
+    clients, samples = _find_repeats(partition)
+    stated = partition.about
     if len(clients) != (expected := stated.get("repeated_samples", 0)):
         such = f" (the sample {samples[0]} of client {clients[0]})" if len(clients) else ""
         raise ConfigError(

@@ -32,37 +32,48 @@ def split_off(
     kind = owned[0].dtype
     parts = [Ragged.from_sizes(np.empty(held.sum(), kind), held) for held in sizes]
     for clients in owned.blocks():
-        samples, held = owned.of(clients), owned.sizes[clients]
+        samples = owned.of(clients)
+        held = owned.sizes[clients]
         # Numbers are drawn even if nothing is split off, so that later draws stay the same.
         draws = rng.random(len(samples))
         if not any(shares):
             continue
         owner = np.repeat(np.arange(clients.start, clients.stop), held)
-        order = _stratified_order(owner, None if labels is None else labels[samples], draws)
+        held_labels = None
+        if labels is not None:
+            held_labels = labels[samples]
+        order = _stratified_order(owner, held_labels, draws)
         # The first samples of each client, in stratified order, are the first part, and so on.
         part = np.empty(len(order), np.int8)
         numbers = np.tile(np.arange(len(sizes), dtype=np.int8), len(held))
         part[order] = np.repeat(numbers, sizes[:, clients].T.ravel())
         for number, ragged in enumerate(parts):
-            mine, begin = samples[part == number], ragged.starts[clients.start]
+            mine = samples[part == number]
+            begin = ragged.starts[clients.start]
             ragged.indices[begin : begin + len(mine)] = mine
-    return [*parts[:-1], parts[-1] if any(shares) else Ragged.from_sizes(owned.flat, owned.sizes)]
+    if not any(shares):
+        parts[-1] = Ragged.from_sizes(owned.flat, owned.sizes)
+    return [*parts]
 
 
 def _split_drawn(
     owned: Drawn, labels: np.ndarray | None, shares: tuple[float, ...], rng: Generator
 ) -> list[IndexArrays]:
-    key, begin = int(rng.integers(1 << 63)), 0
-    labels = None if labels is None else labels[: owned.total]
+    key = int(rng.integers(1 << 63))
+    begin = 0
+    if labels is not None:
+        labels = labels[: owned.total]
     parts: list[IndexArrays] = []
     for size in _part_sizes(np.array([owned.size]), shares)[:, 0].tolist():
-        parts.append(Part(key, len(owned), size, owned.total, owned, labels, begin))
+        parts.append(DrawnPart(key, len(owned), size, owned.total, owned, labels, begin))
         begin += size
-    return parts if any(shares) else [*parts[:-1], owned]
+    if not any(shares):
+        parts[-1] = owned
+    return parts
 
 
 @dataclass(frozen=True, eq=False)
-class Part(Drawn):
+class DrawnPart(Drawn):
     """A part of every client's samples, computed on access.
 
     Parts with the same key and the same whole are disjoint if their ranges are.
@@ -89,14 +100,17 @@ class Part(Drawn):
         bits = random_bits(self.key, clients, range(self.whole.size))
         draws = bits >> np.uint64(64 - _DRAW_BITS)
         owner = np.repeat(np.arange(len(clients)), self.whole.size)
-        label = None if self.labels is None else self.labels[samples.ravel()]
+        label = None
+        if self.labels is not None:
+            label = self.labels[samples.ravel()]
         order = _stratified_order(owner, label, draws.ravel() * 2.0**-_DRAW_BITS)
         mine = order.reshape(samples.shape)[:, self.begin : self.begin + self.size]
         return samples.ravel()[np.sort(mine, axis=1)]
 
     def definition(self) -> tuple[np.ndarray, ...]:
-        none = np.empty(0, np.int64)
-        labels = none if self.labels is None else self.labels
+        labels = np.empty(0, np.int64)
+        if self.labels is not None:
+            labels = self.labels
         return *self.whole.definition(), *super().definition(), np.array([self.begin]), labels
 
 

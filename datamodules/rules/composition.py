@@ -33,14 +33,20 @@ class Within(Partitioner):
     """
 
     def __init__(self, outer: Partitioner, inner: Partitioner, groups: int | None = None) -> None:
-        self.outer, self.inner = outer, inner
+        self.outer = outer
+        self.inner = inner
         self.groups = check_optional("Within.groups", groups)
         known = groups is not None or outer.counts_clients
         require("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
     def bound(self, columns: Columns, *sizes: int) -> "Within":
-        outer, inner = self.outer.bound(columns, *sizes), self.inner.bound(columns, *sizes)
+        outer = self.outer.bound(columns, *sizes)
+        inner = self.inner.bound(columns, *sizes)
         return Within(outer, inner, self.groups)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return (*self.outer.id_columns, *self.inner.id_columns)
 
     @property
     def reach(self) -> int | None:
@@ -48,17 +54,21 @@ class Within(Partitioner):
         return min(reaches, default=None)
 
     def restricted(self, samples: np.ndarray | slice) -> "Within":
-        outer, inner = self.outer.restricted(samples), self.inner.restricted(samples)
+        outer = self.outer.restricted(samples)
+        inner = self.inner.restricted(samples)
         return Within(outer, inner, self.groups)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
-        number = self.groups if self.groups is not None else self.outer.count()
+        number = self.groups
+        if number is None:
+            number = self.outer.count()
         assert number is not None
         enough = f"at least {number}, the number of groups"
         require("num_clients", num_clients, num_clients >= number, enough)
         groups = self.outer.assign(targets, number, rng)
         clients = np.bincount(even_owners(num_clients, number), minlength=number)
-        indices, sizes = [], []
+        indices = []
+        sizes = []
         for group, count in enumerate(clients.tolist()):
             samples = groups[group]
             rule = self.inner.restricted(samples)
@@ -97,7 +107,8 @@ class Sizes(Partitioner):
         return len(self.sizes)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        known, total = len(self.sizes), sum(self.sizes)
+        known = len(self.sizes)
+        total = sum(self.sizes)
         require("num_clients", num_clients, num_clients == known, f"{known} or null, as in sizes")
         enough = f"at most {len(targets)} together, the number of samples"
         require("Sizes.sizes", total, total <= len(targets), enough)
@@ -173,7 +184,9 @@ class LabelDistribution(CountsByClass):
         counts = self._table.astype(np.int64) if self._counts else self._from_shares(available)
         short = np.flatnonzero(counts.sum(0) > available)
         if len(short):
-            label, key = short[0], "LabelDistribution.size" if self.size else key
+            label = short[0]
+            if self.size:
+                key = "LabelDistribution.size"
             found = f"{counts[:, label].sum()} samples of class number {label}"
             require(key, found, False, f"at most {available[label]}, as many as the data have")
         return counts.T

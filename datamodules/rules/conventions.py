@@ -150,7 +150,8 @@ class PFLlibPathological(CountsByClass):
         self.balance = balance
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        most, least = len(available), _least(available, num_clients)
+        most = len(available)
+        least = _least(available, num_clients)
         check_classes("PFLlibPathological.classes", self.classes, most)
         places = np.full(num_clients, self.classes)
         counts = np.zeros((most, num_clients), np.int64)
@@ -159,7 +160,8 @@ class PFLlibPathological(CountsByClass):
             if not len(who):
                 break
             mean = samples / len(who)
-            low, high = int(max(mean / 10, least / most)), int(mean)
+            low = int(max(mean / 10, least / most))
+            high = int(mean)
             fits = self.balance or len(who) == 1 or low < high
             expected = f"fewer, as class number {label} has only {samples} samples for {len(who)}"
             require("num_clients", num_clients, fits, expected)
@@ -171,7 +173,9 @@ class PFLlibPathological(CountsByClass):
         return counts
 
     def describe(self) -> str:
-        sizes = "equal" if self.balance else "random"
+        sizes = "random"
+        if self.balance:
+            sizes = "equal"
         return f"{self.classes} classes per client as PFLlib's pat, shares of a class {sizes}"
 
 
@@ -208,7 +212,8 @@ class FLBenchClasses(CountsByClass):
             if len(who):
                 share, rest = divmod(samples, len(who))
                 counts[label, who] = share
-                counts[label, who[-1]] += rest if rest < share else 0
+                if rest < share:
+                    counts[label, who[-1]] += rest
         return counts
 
 
@@ -233,7 +238,7 @@ class LEAF(Natural):
 
     def __init__(
         self,
-        client_ids: Sequence[int | str] | str | np.ndarray | None = None,
+        client_ids: Sequence[str | int] | str | np.ndarray | None = None,
         min_samples: int = 10,
     ) -> None:
         super().__init__(client_ids)
@@ -247,7 +252,8 @@ class LEAF(Natural):
         return users
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        ids, users = self.sample_values(len(targets)), self.count()
+        ids = self.sample_values(len(targets))
+        users = self.count()
         expected = f"at most {users}, the number of users with {self.min_samples} samples or more"
         require("num_clients", num_clients, num_clients <= users, expected)
         names, owners, sizes = np.unique(ids, return_inverse=True, return_counts=True)
@@ -283,7 +289,8 @@ class FlukeDirichlet(CountsByClass):
         self.min_ex_class = check_whole("FlukeDirichlet.min_ex_class", min_ex_class, 0)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        rarest, least = available.min(), self.min_ex_class
+        rarest = available.min()
+        least = self.min_ex_class
         most = rarest // num_clients
         cause = f"as the rarest class has {rarest} samples"
         expected = f"at most {most} with num_clients={num_clients}, {cause}"
@@ -312,9 +319,11 @@ class FlukeClasses(Partitioner):
         self.class_per_client = check_whole("FlukeClasses.class_per_client", class_per_client)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        labels, classes = class_labels(self, targets), self.class_per_client
+        labels = class_labels(self, targets)
+        classes = self.class_per_client
         known = int(labels.max()) + 1
-        key, least = "FlukeClasses.class_per_client", -(-known // num_clients)
+        key = "FlukeClasses.class_per_client"
+        least = -(-known // num_clients)
         expected = f"at least {least} with num_clients={num_clients}, as there are {known} classes"
         require(key, classes, classes >= least, expected)
         drawn = draw_classes(key, classes, known, num_clients, rng)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, one_line, require
+from ..errors import ConfigError, error_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .partitioner import Columns, Partitioner
 
@@ -55,6 +55,14 @@ class FlowerRule(Partitioner):
         return rule
 
     @property
+    def id_columns(self) -> tuple[str, ...]:
+        if "NaturalId" not in self._name:
+            return ()
+        if isinstance(self.partitioner, str):
+            return (self.arguments.get("partition_by", "client_ids"),)
+        return (getattr(self.partitioner, "_partition_by", "client_ids"),)
+
+    @property
     def reach(self) -> int | None:
         return min(map(len, self._columns.values()), default=None)
 
@@ -78,7 +86,7 @@ class FlowerRule(Partitioner):
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             key = f"FlowerRule.partitioner: {self._name}"
-            raise ConfigError(f"{key} failed: {one_line(error)}") from error
+            raise ConfigError(f"{key} failed: {error_line(error)}") from error
         require("num_clients", num_clients, made == num_clients, f"{made}, as of {self._name}")
         sizes = np.array([len(part) for part in parts])
         return Ragged.from_sizes(np.concatenate(parts).astype(np.int64), sizes)
@@ -101,7 +109,9 @@ class FlowerRule(Partitioner):
     @property
     def _name(self) -> str:
         given = self.partitioner
-        return given if isinstance(given, str) else type(given).__name__
+        if isinstance(given, str):
+            return given
+        return type(given).__name__
 
     def describe(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
@@ -140,7 +150,9 @@ def flower_partitioner(
             if labels.dtype.kind not in "biuf":
                 labels = np.unique(labels, return_inverse=True)[1]
             known = rule.bound(_Columns(self.dataset), len(labels), len(labels))
-            number = known.count() if num_partitions is None else num_partitions
+            number = num_partitions
+            if number is None:
+                number = known.count()
             expected = f"a whole number with {rule!r}"
             require("flower_partitioner.num_partitions", number, number is not None, expected)
             assert number is not None

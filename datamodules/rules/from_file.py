@@ -7,7 +7,7 @@ from numpy.random import Generator
 
 from ..errors import ConfigError, require
 from ..partitions.index_arrays import IndexArrays, Ragged
-from ..partitions.partition import Partition, read, targets_hash
+from ..partitions.partition import Partition, read_partition, targets_hash
 from ..protocols.protocol import Pool, Protocol
 from .partitioner import Partitioner
 
@@ -34,13 +34,14 @@ class Given(Partitioner):
 
     def __init__(self, file: str | os.PathLike) -> None:
         self.file = os.fspath(file)
-        self._partition = read(file)
+        self._partition = read_partition(file)
 
     def count(self) -> int:
         return len(self._partition)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
-        stored, about = self._partition, self._partition.about
+        stored = self._partition
+        about = self._partition.about
         found = (len(targets), targets_hash(targets))
         expected = (about.get("samples"), about.get("targets_hash"))
         if found != expected:

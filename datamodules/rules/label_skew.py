@@ -79,9 +79,11 @@ class Dirichlet(CountsByClass):
         expected = "False with over='labels' or equal_sizes=True, which make sizes equal anyway"
         holds = not size_cap or (over == "clients" and not equal_sizes)
         require("Dirichlet.size_cap", size_cap, holds, expected)
-        self.alpha, self.over = alpha, over
+        self.alpha = alpha
+        self.over = over
         self.min_size = check_whole("Dirichlet.min_size", min_size)
-        self.equal_sizes, self.size_cap = equal_sizes, size_cap
+        self.equal_sizes = equal_sizes
+        self.size_cap = size_cap
         self.max_retries = check_whole("Dirichlet.max_retries", max_retries)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
@@ -172,7 +174,8 @@ class ClassesPerClient(CountsByClass):
         self.classes = check_whole("ClassesPerClient.classes", classes)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        key, classes = "ClassesPerClient.classes", self.classes
+        key = "ClassesPerClient.classes"
+        classes = self.classes
         check_classes(key, classes, len(available))
         most = np.minimum(available, num_clients)
         expected = (
@@ -228,7 +231,8 @@ class Shards(Partitioner):
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
-        each, most = self.shards_per_client, len(labels) // num_clients
+        each = self.shards_per_client
+        most = len(labels) // num_clients
         shards = num_clients * each
         expected = f"at most {most} with num_clients={num_clients} and {len(labels)} samples"
         require("Shards.shards_per_client", each, shards <= len(labels), expected)

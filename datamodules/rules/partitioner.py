@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, one_line, require
+from ..errors import ConfigError, check_whole, error_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
 
@@ -52,6 +52,11 @@ class Partitioner:
             ConfigError: The data set lacks what the rule needs.
         """
         return self
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        """The names of the columns that the rule takes for ids, which a CSV file has as text."""
+        return ()
 
     @property
     def reach(self) -> int | None:
@@ -103,7 +108,7 @@ class Partitioner:
         except (LookupError, AttributeError) as error:
             raise ConfigError(
                 f"{type(self).__name__}.words: {self.words!r}; it must be text, with attributes "
-                f"of the rule in braces: {one_line(error)}"
+                f"of the rule in braces: {error_line(error)}"
             ) from error
 
     def __repr__(self) -> str:
@@ -239,6 +244,7 @@ def check_clients(num_clients: int, total: int) -> None:
 
 def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> None:
     """Raises a ConfigError if the argument of this name exceeds the mean samples per client."""
-    mean, least = total // num_clients, getattr(rule, name)
+    mean = total // num_clients
+    least = getattr(rule, name)
     expected = f"at most {mean}, the mean number of samples with num_clients={num_clients}"
     require(f"{type(rule).__name__}.{name}", least, least <= mean, expected)

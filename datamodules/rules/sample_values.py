@@ -9,7 +9,7 @@ from ..errors import ConfigError, require
 from ..partitions.index_arrays import IndexArrays
 from .partitioner import Columns, Partitioner, even_owners
 
-Values = Sequence[int | float | str] | str | np.ndarray | None
+Values = Sequence[str | int | float] | str | np.ndarray | None
 
 
 class PerSample(Partitioner):
@@ -21,16 +21,20 @@ class PerSample(Partitioner):
     Attributes:
         argument: The name of the argument `values` in the constructor of the subclass.
         noun: What a value is, in messages.
+        takes_ids: Whether values are ids, of which each text in a CSV file is another one, or
+            numbers where the column holds numbers.
     """
 
     argument = "client_ids"
     noun = "id"
+    takes_ids = False
 
     def __init__(self, values: Values = None) -> None:
         self._key = f"{type(self).__name__}.{self.argument}"  # for messages
-        self._column = values if isinstance(values, str) else "client_ids"
+        self._column = "client_ids"
         self._values: np.ndarray | None = None
         if isinstance(values, str):
+            self._column = values
             setattr(self, self.argument, values)  # for `repr`
         elif values is not None:
             self._values = np.asarray(values)
@@ -41,7 +45,9 @@ class PerSample(Partitioner):
             if self._column in columns:
                 rule = self._with(columns[self._column])
             elif self._column != "client_ids":
-                known = f"one of {', '.join(columns)}" if columns else "None, as it has no columns"
+                known = "None, as it has no columns"
+                if columns:
+                    known = f"one of {', '.join(columns)}"
                 raise ConfigError(
                     f"{self._key}: {self._column!r} is not a column of the data set; it must be "
                     f"{known}"
@@ -56,11 +62,21 @@ class PerSample(Partitioner):
         return rule
 
     @property
+    def id_columns(self) -> tuple[str, ...]:
+        if not self.takes_ids or self._values is not None:
+            return ()
+        return (self._column,)
+
+    @property
     def reach(self) -> int | None:
-        return None if self._values is None else len(self._values)
+        if self._values is None:
+            return None
+        return len(self._values)
 
     def restricted(self, samples: np.ndarray | slice) -> "PerSample":
-        return self if self._values is None else self._with(self._values[samples])
+        if self._values is None:
+            return self
+        return self._with(self._values[samples])
 
     def sample_values(self, total: int | None = None) -> np.ndarray:
         """Returns the value of every sample, [N]; N is `total` if that is known.
@@ -68,7 +84,8 @@ class PerSample(Partitioner):
         Raises:
             ConfigError: There are no values, their number is wrong, or some are missing.
         """
-        values, noun = self._values, self.noun
+        values = self._values
+        noun = self.noun
         if values is None:
             raise ConfigError(
                 f"{self._key}: None; it must be given, as the data set has no client ids"
@@ -114,8 +131,9 @@ class Natural(PerSample):
     """
 
     counts_clients = True
+    takes_ids = True
 
-    def __init__(self, client_ids: Sequence[int | str] | str | np.ndarray | None = None) -> None:
+    def __init__(self, client_ids: Sequence[str | int] | str | np.ndarray | None = None) -> None:
         super().__init__(client_ids)
 
     def count(self) -> int:
@@ -134,7 +152,9 @@ class Natural(PerSample):
         return number[places]
 
     def describe(self) -> str:
-        by = "" if self._column == "client_ids" else f", by the column {self._column}"
+        by = ""
+        if self._column != "client_ids":
+            by = f", by the column {self._column}"
         return f"samples held by the clients they came from (natural{by})"
 
 
@@ -142,8 +162,9 @@ class Groups(PerSample):
     """Groups of client ids: each client holds the samples of several ids.
 
     Args:
-        groups: The ids of each client; ids in no group are not used. None deals all ids to the
-            clients in random order; the numbers of ids per client then differ by at most one.
+        groups: The ids of each client; ids in no group are not used. An id such as 007 must be in
+            quotes, as YAML and Python take it for the number 7. None deals all ids to the clients
+            in random order; the numbers of ids per client then differ by at most one.
         client_ids: As in `Natural`.
 
     Example:
@@ -155,28 +176,35 @@ class Groups(PerSample):
         (2, array([18,  9]))
     """
 
+    takes_ids = True
+
     def __init__(
         self,
-        groups: Sequence[Sequence[int | str]] | None = None,
-        client_ids: Sequence[int | str] | str | np.ndarray | None = None,
+        groups: Sequence[Sequence[str | int]] | None = None,
+        client_ids: Sequence[str | int] | str | np.ndarray | None = None,
     ) -> None:
         super().__init__(client_ids)
-        self.groups = None if groups is None else [list(group) for group in groups]
-        if self.groups is None:
+        self.groups: list[list[str | int]] | None = None
+        if groups is None:
             return
+        self.groups = [list(group) for group in groups]
         self.counts_clients = True
         filled = len(self.groups) > 0 and all(self.groups)
         require("Groups.groups", groups, filled, "a list of lists with at least one id each")
-        given = [name for group in self.groups for name in group]
-        twice = sorted({str(name) for name in given if given.count(name) > 1})
+        given = [str(name) for group in self.groups for name in group]
+        twice = sorted({name for name in given if given.count(name) > 1})
         require("Groups.groups", groups, not twice, f"without ids in two places ({twice})")
 
     def __repr__(self) -> str:
-        column = "" if self._column == "client_ids" else f", client_ids={self._column!r}"
+        column = ""
+        if self._column != "client_ids":
+            column = f", client_ids={self._column!r}"
         return f"Groups(groups={self.groups!r}{column})"
 
     def count(self) -> int | None:
-        return None if self.groups is None else len(self.groups)
+        if self.groups is None:
+            return None
+        return len(self.groups)
 
     def client_names(self, owned: IndexArrays) -> list[str] | None:
         if self.groups is None:
@@ -192,7 +220,10 @@ class Groups(PerSample):
             return number[owners]
         known = len(self.groups)
         require("num_clients", num_clients, num_clients == known, f"{known} or null, as in groups")
-        place = {name: i for i, name in enumerate(names.tolist())}
+        place = {}
+        for number_of_id, name in enumerate(names.tolist()):
+            place[name] = number_of_id
+            place[str(name)] = number_of_id  # "7" is the number 7; 7 is not the text "7" or "007"
         for client, group in enumerate(self.groups):
             for name in group:
                 expected = "groups of ids that samples have, such as " + repr(names.tolist()[0])
@@ -201,7 +232,9 @@ class Groups(PerSample):
         return number[owners]
 
     def describe(self) -> str:
-        how = "at random" if self.groups is None else "as given"
+        how = "as given"
+        if self.groups is None:
+            how = "at random"
         return f"samples held by groups of client ids, grouped {how}"
 
 
@@ -232,10 +265,14 @@ class ByValue(PerSample):
         self._by_target = values is None
 
     def bound(self, columns: Columns, num_train: int, num_samples: int) -> "PerSample":
-        return self if self._by_target else super().bound(columns, num_train, num_samples)
+        if self._by_target:
+            return self
+        return super().bound(columns, num_train, num_samples)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        values = targets if self._by_target else self.sample_values(len(targets))
+        values = targets
+        if not self._by_target:
+            values = self.sample_values(len(targets))
         kind = f"{values.dtype} of shape {values.shape}"
         holds = values.ndim == 1 and values.dtype.kind in "biuf"
         require("ByValue.values", kind, holds, "one number per sample")
@@ -246,7 +283,9 @@ class ByValue(PerSample):
         return owners
 
     def describe(self) -> str:
-        what = "their target" if self._by_target else "a given value"
+        what = "a given value"
+        if self._by_target:
+            what = "their target"
         if self._column != "client_ids":
             what = f"the column {self._column}"
         return f"samples sorted by {what} and cut into one piece per client"

@@ -19,7 +19,9 @@ _BLOCK = 64  # items that a worker process reads at a time
 
 
 def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = None) -> np.ndarray:
-    """Reads images as uint8 [N, 3, H, W]; gray images get three equal channels.
+    """Reads images as uint8 [N, 3, H, W], or with 16 bits as float32 in [0, 1]; see `pixels_of`.
+
+    Gray images get three equal channels.
 
     Where PyTorch has several threads, as many worker processes read the files. The result does not
     depend on their number.
@@ -31,7 +33,9 @@ def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = 
             is written to the array does not reach the file. A second call with the same, unchanged
             files reads nothing else. None keeps the images in memory.
     """
-    file = None if cache is None else cache / f"{_fingerprint(paths, size)}.npy"
+    file = None
+    if cache is not None:
+        file = cache / f"{_fingerprint(paths, size)}.npy"
     differ = "image_size: None, but {} and {} have the shapes {} and {}; it must be given"
     return read_items(functools.partial(_image, paths, size), paths, differ, file)
 
@@ -69,13 +73,16 @@ def _stack(
     read: Callable[[int], np.ndarray], names: Sequence[object], differ: str, file: Path | None
 ) -> np.ndarray:
     items: np.ndarray | None = None
-    place, blocks = 0, _Blocks(read, len(names))
+    place = 0
+    blocks = _Blocks(read, len(names))
     workers = min(torch.get_num_threads(), len(blocks))
+    if workers == 1:
+        workers = 0  # this process reads
     # With a generator of its own the loader does not draw from the global random state.
     loader = DataLoader(
         blocks,
         batch_size=None,
-        num_workers=workers if workers > 1 else 0,
+        num_workers=workers,
         collate_fn=unchanged,
         generator=torch.Generator(),
     )
@@ -88,6 +95,12 @@ def _stack(
             if items.shape[1:] != item.shape:
                 shapes = ["x".join(map(str, shape)) for shape in (items.shape[1:], item.shape)]
                 raise ConfigError(differ.format(names[0], names[place], *shapes))
+            if items.dtype != item.dtype:
+                raise ConfigError(
+                    f"the items {names[0]} and {names[place]} are read as {items.dtype} and "
+                    f"{item.dtype}; all must have one type (images of 8 bits a pixel become uint8, "
+                    f"those of 16 bits float32)"
+                )
             items[place] = item
             place += 1
     assert items is not None
@@ -99,7 +112,8 @@ def _stack(
 def _allocate(shape: tuple[int, ...], dtype: np.dtype, file: Path | None) -> np.ndarray:
     if file is None:
         return np.empty(shape, dtype)
-    free, needed = shutil.disk_usage(file.parent).free, math.prod(shape) * dtype.itemsize
+    free = shutil.disk_usage(file.parent).free
+    needed = math.prod(shape) * dtype.itemsize
     if free <= needed:  # a process that writes to a mapped file on a full disk is killed
         raise ConfigError(
             f"cache: {str(file.parent)!r} has {free / 2**20:.0f} MiB of free space; it must have "
@@ -115,7 +129,8 @@ class _Blocks(Dataset):
     """
 
     def __init__(self, read: Callable[[int], np.ndarray], number: int) -> None:
-        self.read, self.number = read, number
+        self.read = read
+        self.number = number
 
     def __len__(self) -> int:
         return -(-self.number // _BLOCK)
@@ -129,20 +144,61 @@ class _Blocks(Dataset):
 
 
 def _image(paths: Sequence[Path], size: int | None, number: int) -> np.ndarray:
-    """Reads an image of a list, uint8 [3, H, W]."""
-    from torchvision.datasets.folder import default_loader
+    """Reads an image of a list, [3, H, W]."""
+    from PIL import Image
 
     try:
-        image = default_loader(str(paths[number]))
+        with Image.open(paths[number]) as image:
+            return pixels_of(image, "RGB", size, str(paths[number]))
     except OSError as error:
         raise ConfigError(f"{paths[number]}: cannot be read as an image: {error}") from error
-    pixels = np.asarray(image if size is None else image.resize((size, size)))
-    return pixels.transpose(2, 0, 1)
+
+
+def pixels_of(image: Any, mode: str, size: int | None, name: str) -> np.ndarray:
+    """Returns an image of Pillow as an array [C, H, W]: uint8, or float32 in [0, 1].
+
+    Pixels of 8 bits or less become uint8, 0 to 255. Gray images with 16 bits become float32,
+    v / 65535, which is v / 257 on the scale of 0 to 255, divided by 255.
+
+    Args:
+        image: The image.
+        mode: "L" for one gray channel, "RGB" for three.
+        size: Height and width to which the image is resized (bicubic); None keeps its size.
+        name: The name of the image, for messages.
+    """
+    if has_16_bits(image):
+        return _pixels_of_16_bits(image, len(mode), size)
+    if image.mode[0] in "IF":
+        raise ConfigError(
+            f"{name}: an image of whole or floating numbers with 32 bits (Pillow's mode "
+            f"{image.mode}), whose black and white are not known; it must have 8 or 16 bits a pixel"
+        )
+    image = image.convert(mode)
+    if size is not None:
+        image = image.resize((size, size))
+    return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+
+
+def has_16_bits(image: Any) -> bool:
+    """Returns whether an image of Pillow is gray with 16 bits, which `convert` would cut at 255."""
+    if image.mode == "I":  # Pillow reads these formats, which have at most 16 bits, as 32 bits
+        return image.format in ("PNG", "PPM")
+    return image.mode.startswith("I;16")
+
+
+def _pixels_of_16_bits(image: Any, channels: int, size: int | None) -> np.ndarray:
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.float32)
+    if size is not None:
+        resized = Image.fromarray(values).resize((size, size))
+        values = np.asarray(resized).clip(0, 65535)  # as Pillow does with 8 bits
+    return np.repeat(values[None] / np.float32(65535), channels, axis=0)
 
 
 def _fingerprint(paths: Sequence[Path], size: int | None) -> str:
     """Returns a name that differs where files, their order, their content or the size differ."""
-    digest = hashlib.sha256(f"uint8 [N, 3, H, W], size {size}\n".encode())
+    digest = hashlib.sha256(f"uint8 or 16 bits [N, 3, H, W], size {size}\n".encode())
     for path in paths:
         status = path.stat()
         line = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\n"

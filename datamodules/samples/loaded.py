@@ -9,7 +9,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..errors import ConfigError, require
-from .samples import Samples, TensorSamples, check_finite
+from .samples import Samples, TensorSamples, are_scaled, check_finite
+
+_PIXELS = 64  # so many columns of uint8 may be images, as small as 8x8
 
 
 class Loaded(NamedTuple):
@@ -66,7 +68,16 @@ def check_loaded(name: str, loaded: object) -> None:
         rank_zero_warn(f"{name}: {remark}", category=UserWarning)
 
 
-def columns_of(loaded: Loaded) -> dict[str, np.ndarray]:
+def told_scale(inputs: Tensor) -> str:
+    """Says whether inputs of type uint8 are divided by 255, for the description of a data set."""
+    if inputs.dtype != torch.uint8:
+        return ""
+    if are_scaled(inputs):
+        return "; uint8 inputs of the shape of images, divided by 255"
+    return "; uint8 inputs of a table, not divided by 255"
+
+
+def rule_columns(loaded: Loaded) -> dict[str, np.ndarray]:
     """Returns the values of the samples that rules may need, by name."""
     columns = {name: np.asarray(values) for name, values in (loaded.columns or {}).items()}
     if loaded.client_ids is not None:
@@ -87,9 +98,12 @@ def host_targets(samples: Samples) -> np.ndarray:
 
 def _remarks(train: Samples, test: Samples | None) -> list[str]:
     """Returns sentences about samples that can be used, but are probably not what was meant."""
-    found, targets = [], train.targets
+    found = []
+    targets = train.targets
     if targets is not None and not targets.is_floating_point() and targets.ndim == 1:
-        both = [targets] if test is None or test.targets is None else [targets, test.targets]
+        both = [targets]
+        if test is not None and test.targets is not None:
+            both.append(test.targets)
         classes = torch.cat(both)
         if classes.min() == 1 and 2 <= classes.max() == len(classes := classes.unique()):
             found.append(
@@ -102,6 +116,13 @@ def _remarks(train: Samples, test: Samples | None) -> list[str]:
             found.append(
                 f"the inputs have the shape {tuple(train.inputs.shape)}, which looks like images "
                 "with the channels last; PyTorch's networks need [N, C, H, W]"
+            )
+    if isinstance(train, TensorSamples) and train.inputs.dtype == torch.uint8:
+        size = train.inputs[0].numel()
+        if train.inputs.ndim == 2 and size >= _PIXELS:
+            found.append(
+                f"the inputs, uint8 [N, {size}], are taken for a table, and are not divided by "
+                "255; images need the shape [N, C, H, W]"
             )
     if isinstance(train, TensorSamples) and isinstance(test, TensorSamples):
         same = torch.equal(train.targets, test.targets) and torch.equal(train.inputs, test.inputs)

@@ -72,9 +72,14 @@ def train_and_test(
 
     Inputs [N, ...] in memory give `TensorSamples`, those mapped from a file `MappedSamples`.
     """
-    kind = MappedSamples if isinstance(inputs, np.memmap) else TensorSamples
-    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
-    test = kind(x[num_train:], y[num_train:]) if num_train < len(x) else None
+    kind = TensorSamples
+    if isinstance(inputs, np.memmap):
+        kind = MappedSamples
+    x = torch.from_numpy(inputs)
+    y = torch.from_numpy(targets)
+    test = None
+    if num_train < len(x):
+        test = kind(x[num_train:], y[num_train:])
     return kind(x[:num_train], y[:num_train]), test
 
 

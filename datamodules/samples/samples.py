@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from ..errors import ConfigError, one_line, require
+from ..errors import ConfigError, error_line, require
+
+IGNORED = -100  # a target that counts nowhere if the loss has no `ignore_index`, as in PyTorch
 
 _BLOCK = 1 << 20  # entries that are checked at a time
 ITEMS = (
@@ -42,7 +44,8 @@ class Samples(ABC):
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Returns inputs [*S, ...] and targets [*S, ...] at `index`, int64 of any shape S.
 
-        Images stored as uint8, which take a quarter of the memory, become float32 in [0, 1].
+        Inputs stored as uint8, which take a quarter of the memory, become float32: images, which
+        have two axes or more, in [0, 1], and rows of a table as they are.
         """
 
     @abstractmethod
@@ -64,7 +67,7 @@ class TensorSamples(Samples):
     """Samples held in memory.
 
     Args:
-        inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 to [0, 1].
+        inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 images to [0, 1].
         targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64, but
             booleans of several labels, [N, L], become 0 and 1 as float32.
 
@@ -82,7 +85,10 @@ class TensorSamples(Samples):
     ) -> None:
         inputs = _as_tensor("TensorSamples.inputs", inputs)
         targets = _as_tensor("TensorSamples.targets", targets)
-        shape, number = tuple(inputs.shape), len(inputs) if inputs.ndim else 0
+        shape = tuple(inputs.shape)
+        number = 0
+        if inputs.ndim:
+            number = len(inputs)
         require("TensorSamples.inputs.shape", shape, number > 0, "(N, ...) with N > 0 samples")
         shape = tuple(targets.shape)
         expected = f"({number}, ...), one target per input"
@@ -104,7 +110,8 @@ class TensorSamples(Samples):
         )
 
     def to(self, device: torch.device | str) -> "TensorSamples":
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        inputs = self.inputs.to(device)
+        targets = self.targets.to(device)
         if inputs is self.inputs and targets is self.targets:
             return self
         return TensorSamples(inputs, targets)
@@ -139,13 +146,14 @@ class DatasetSamples(Samples):
         device: torch.device | str = "cpu",
     ) -> None:
         self._length = len(dataset)  # type: ignore[arg-type]
+        self.targets = None
         if targets is not None:
             targets = _as_tensor("DatasetSamples.targets", targets)
             shape = tuple(targets.shape)
             expected = f"({self._length}, ...), one target per item"
             require("DatasetSamples.targets.shape", shape, shape[:1] == (self._length,), expected)
+            self.targets = _as_targets(targets)
         self.dataset = dataset
-        self.targets = None if targets is None else _as_targets(targets)
         self.device = torch.device(device)
 
     def __len__(self) -> int:
@@ -173,12 +181,15 @@ def concatenate(first: Samples, second: Samples) -> Samples:
     """Joins training and official test samples; the indices of the latter follow the former."""
     if isinstance(first, TensorSamples) and isinstance(second, TensorSamples):
         for key in ("inputs", "targets"):
-            a, b = getattr(first, key), getattr(second, key)
+            a = getattr(first, key)
+            b = getattr(second, key)
             sizes = ", ".join(map(str, ("N", *a.shape[1:])))
             fits = a.shape[1:] == b.shape[1:]
             require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
             require(f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}")
-        kind = type(first) if type(first) is type(second) else TensorSamples
+        kind = TensorSamples
+        if type(first) is type(second):
+            kind = type(first)
         return kind(_join(first.inputs, second.inputs), torch.cat([first.targets, second.targets]))
     if isinstance(first, DatasetSamples) and isinstance(second, DatasetSamples):
         given = [targets for targets in (first.targets, second.targets) if targets is not None]
@@ -188,7 +199,10 @@ def concatenate(first: Samples, second: Samples) -> Samples:
                 "must be given for both, or for neither"
             )
         joined: Dataset = ConcatDataset([first.dataset, second.dataset])
-        return DatasetSamples(joined, torch.cat(given) if given else None, first.device)
+        all_targets = None
+        if given:
+            all_targets = torch.cat(given)
+        return DatasetSamples(joined, all_targets, first.device)
     raise ConfigError(
         f"Loaded.test: {type(second).__name__}, but Loaded.train is {type(first).__name__}; both "
         "must be TensorSamples, or both DatasetSamples"
@@ -207,8 +221,20 @@ def _join(first: Tensor, second: Tensor) -> Tensor:
 
 
 def scaled(inputs: Tensor) -> Tensor:
-    """Returns uint8 inputs as float32 in [0, 1], and inputs of any other type unchanged."""
-    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
+    """Returns uint8 inputs [n, ...] as float32, and inputs of any other type unchanged.
+
+    Inputs of the shape of images are divided by 255.
+    """
+    if inputs.dtype != torch.uint8:
+        return inputs
+    if are_scaled(inputs):
+        return inputs.float().div_(255)
+    return inputs.float()
+
+
+def are_scaled(inputs: Tensor) -> bool:
+    """Returns whether inputs are uint8 of the shape of images: [n, H, W], [n, C, H, W] or more."""
+    return inputs.dtype == torch.uint8 and inputs.ndim > 2
 
 
 def check_finite(key: str, values: Tensor) -> None:
@@ -233,7 +259,7 @@ def _as_tensor(key: str, values: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"{key}: an object of type {type(values).__name__}; it must be a tensor, or numbers "
-            f"that torch.as_tensor accepts: {one_line(error)}"
+            f"that torch.as_tensor accepts: {error_line(error)}"
         ) from error
 
 
@@ -241,7 +267,9 @@ def _as_targets(targets: Tensor) -> Tensor:
     """Returns targets [N, ...] as classes (int64), or as values or several labels (floating)."""
     if targets.dtype == torch.bool and targets.ndim > 1:
         return targets.float()
-    return targets if targets.is_floating_point() else targets.long()
+    if targets.is_floating_point():
+        return targets
+    return targets.long()
 
 
 def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
@@ -254,7 +282,7 @@ def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
         inputs, targets = (torch.stack([torch.as_tensor(v) for v in c]) for c in columns)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {one_line(error)}"
+            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {error_line(error)}"
         ) from error
     return inputs, targets
 

@@ -19,8 +19,9 @@ class TensorDataModule(FederatedDataModule):
     """A data set given as tensors, or as NumPy arrays whose types are kept.
 
     Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
-    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are images: they are stored as
-    uint8, and every batch is scaled to float32 in [0, 1].
+    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are stored as uint8, and become
+    float32 in every batch. Those of the shape of images, [N, H, W] or [N, C, H, W], are divided by
+    255; those of a table, [N, F], are not.
 
     Args:
         inputs: Training inputs [N, ...].
@@ -35,6 +36,8 @@ class TensorDataModule(FederatedDataModule):
         >>> data.num_classes, data.client_sizes.tolist()
         (2, [14, 14, 14, 14, 14])
     """
+
+    tells_scale = True
 
     def __init__(
         self,
@@ -72,6 +75,8 @@ class ArrayDataModule(FederatedDataModule):
         (torch.float32, 2)
     """
 
+    tells_scale = True
+
     def __init__(
         self,
         inputs: np.ndarray | None = None,
@@ -86,13 +91,13 @@ class ArrayDataModule(FederatedDataModule):
         arrays = zip(_KEYS, (inputs, targets, test_inputs, test_targets, client_ids), strict=True)
         given = {key: np.asarray(value) for key, value in arrays if value is not None}
         key = "ArrayDataModule.file"
+        self._file: Path | None = None
         if file is not None:
             require(key, str(file), not given, f"None, as {', '.join(given)} are given")
-        self._file = None if file is None else Path(file).expanduser()
-        if self._file is None:
-            self._loaded = self._convert("an array, as there is no file", given)
-        else:
+            self._file = Path(file).expanduser()
             require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
+        else:
+            self._loaded = self._convert("an array, as there is no file", given)
 
     def load(self) -> Loaded:
         if self._file is None:
@@ -116,13 +121,30 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     key = f"ArrayDataModule.file: {str(path)!r}"
     try:
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+            arrays = {name: _read_array(key, stored, name) for name in stored.files}
+    except ConfigError:
+        raise
     except Exception as error:  # NumPy and zipfile raise many types for files of other formats
         expected = "an .npz file of plain arrays, as numpy.savez writes"
         raise ConfigError(f"{key}; it must be {expected}") from error
     if unknown := ", ".join(sorted(arrays.keys() - set(_KEYS))):
         raise ConfigError(f"{key} holds {unknown}; it must hold only {', '.join(_KEYS)}")
     return arrays
+
+
+def _read_array(key: str, stored: Any, name: str) -> np.ndarray:
+    try:
+        return stored[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        kind = '"float32"'
+        if name == "client_ids":
+            kind = "str"
+        raise ConfigError(
+            f"{key}: the array {name} is of Python objects, as pandas gives text; it must be saved "
+            f"as {name}.astype({kind})"
+        ) from error
 
 
 def _tensor(key: str, array: np.ndarray) -> Tensor:
@@ -145,9 +167,11 @@ def _as_loaded(given: Mapping[str, Any]) -> Loaded:
     for missing, other in (("test_inputs", "test_targets"), ("test_targets", "test_inputs")):
         if arrays[missing] is None and arrays[other] is not None:
             raise ConfigError(f"{missing}: None; it must be given, as {other} is")
-    test, ids = arrays["test_inputs"], arrays["client_ids"]
-    return Loaded(
-        TensorSamples(arrays["inputs"], arrays["targets"]),
-        None if test is None else TensorSamples(test, arrays["test_targets"]),
-        None if ids is None else np.asarray(ids),
-    )
+    test = arrays["test_inputs"]
+    ids = arrays["client_ids"]
+    train = TensorSamples(arrays["inputs"], arrays["targets"])
+    if test is not None:
+        test = TensorSamples(test, arrays["test_targets"])
+    if ids is not None:
+        ids = np.asarray(ids)
+    return Loaded(train, test, ids)

@@ -116,7 +116,8 @@ class DigitDomainsDataModule(FederatedDataModule):
         targets = torch.cat([small_targets, targets])
         domains = np.repeat(["digits", "mnist"], [len(small), len(images)])
         is_test = torch.cat([_spread(small_targets, 0.2), _spread(targets[len(small) :], 0.2)])
-        train, test = (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
+        train = (~is_test).nonzero()[:, 0]
+        test = is_test.nonzero()[:, 0]
         ids = domains[torch.cat([train, test]).numpy()]
         parts = [TensorSamples(inputs[rows], targets[rows]) for rows in (train, test)]
         return Loaded(parts[0], parts[1], ids, {"domain": ids})

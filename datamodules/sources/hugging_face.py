@@ -13,22 +13,26 @@ from typing import Any, Literal
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, one_line, optional_module, require
-from ..samples.images import read_items
+from ..errors import ConfigError, check_optional, check_whole, error_line, optional_module, require
+from ..samples.images import has_16_bits, pixels_of, read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
+from .cells import MISSING, identifiers_of, targets_of
 
-_GRAY = ("1", "L")  # Pillow's modes of images with one channel
+_MISSING_IN_CSV = MISSING | {  # as pandas reads them
+    "#N/A N/A", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "None",
+}  # fmt: skip
 
 
 class HuggingFaceDataModule(FederatedDataModule):
     """A data set of the Hugging Face hub, a folder of `Dataset.save_to_disk`, or local files.
 
     The package `datasets` loads it (`pip install datasets`). Inputs are uint8 [N, C, H, W] for a
-    column of images, scaled to [0, 1] in each batch; the numbers of tokens, int64 [N, length], for
-    text; and float32 or int64 [N, ...] for floating or whole numbers, or lists of them. Targets of
-    whole numbers, `ClassLabel`s and booleans are classes, as are texts, which are numbered in
-    ascending order; floating numbers mean regression.
+    column of images, scaled to [0, 1] in each batch (gray images of 16 bits are float32 in [0, 1]);
+    the numbers of tokens, int64 [N, length], for text; and float32 or int64 [N, ...] for floating
+    or whole numbers, or lists of them. Targets of whole numbers, `ClassLabel`s and booleans are
+    classes, as are texts, which are numbered in ascending order; floating numbers mean regression.
+    In CSV files ids and classes are read as in `TableDataModule`: 007, 7 and 07 are three clients.
 
     In a configuration file, LEAF's FEMNIST with a client for each writer:
 
@@ -71,6 +75,8 @@ class HuggingFaceDataModule(FederatedDataModule):
         ('bytes', 128)
     """
 
+    tells_scale = True
+
     def __init__(
         self,
         path: str,
@@ -91,15 +97,22 @@ class HuggingFaceDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.path, self.configuration = path, name  # a Lightning data module has a `name` already
-        self.data_files, self.revision = data_files, revision
-        self.input_column, self.target_column = input_column, target_column
+        self.path = path
+        self.configuration = name  # a Lightning data module has a `name` already
+        self.data_files = data_files
+        self.revision = revision
+        self.input_column = input_column
+        self.target_column = target_column
         self.client_column = client_column
-        self.train_split, self.test_split = train_split, test_split
+        self.train_split = train_split
+        self.test_split = test_split
         self.image_size = check_optional("HuggingFaceDataModule.image_size", image_size)
-        self.image_mode, self.tokenizer = image_mode, tokenizer
+        self.image_mode = image_mode
+        self.tokenizer = tokenizer
         self.length = check_whole("HuggingFaceDataModule.length", length)
-        self.cache = None if cache is None else Path(cache).expanduser()
+        self.cache = None
+        if cache is not None:
+            self.cache = Path(cache).expanduser()
         self.root = Path(root).expanduser()
 
     def prepare_data(self) -> None:
@@ -112,7 +125,11 @@ class HuggingFaceDataModule(FederatedDataModule):
         splits = self._open()
         inputs = self._inputs(splits, self.input_column)
         targets, names = self._classes(splits, self.target_column)
-        ids = None if self.client_column is None else _client_ids(splits, self.client_column)
+        ids = None
+        if self.client_column is not None:
+            ids = _client_ids(splits, self.client_column)
+            if self.path == "csv":
+                ids = identifiers_of(ids.tolist())
         train, test = train_and_test(inputs, targets, len(splits[0]))
         return Loaded(train, test, ids, class_names=names)
 
@@ -122,8 +139,13 @@ class HuggingFaceDataModule(FederatedDataModule):
         datasets = optional_module(key, "datasets")
         folder = Path(self.path).expanduser()
         is_folder = folder.is_dir() and self.data_files is None
-        given = {"data_files": self.data_files, "revision": self.revision}
+        given: dict[str, Any] = {"data_files": self.data_files, "revision": self.revision}
         given["cache_dir"] = str(self.root / "huggingface")
+        if self.path == "csv":  # pandas would read 007 and 7 as one number
+            given["converters"] = {self.target_column: _cell}
+            if self.client_column is not None:
+                given["converters"][self.client_column] = _cell
+            given["converters"].pop(self.input_column, None)
         try:
             with _quiet(datasets, is_local=is_folder or self.data_files is not None):
                 if is_folder:
@@ -132,20 +154,24 @@ class HuggingFaceDataModule(FederatedDataModule):
                     found = datasets.load_dataset(self.path, self.configuration, **given)
         except Exception as error:  # `datasets`, the hub's client and the readers raise many types
             raise ConfigError(
-                f"{key} cannot be loaded ({one_line(error)}); it must be the name of a data set on "
-                "huggingface.co, a folder of save_to_disk, or parquet, csv or json with data_files"
+                f"{key} cannot be loaded ({error_line(error)}); it must be the name of a data set "
+                "on huggingface.co, a folder of save_to_disk, or parquet, csv or json with "
+                "data_files"
             ) from error
         if isinstance(found, datasets.Dataset):  # a single table that save_to_disk has written
             found = {"train": found}
         named = {"train_split": self.train_split, "test_split": self.test_split}
         for argument, split in named.items():
-            holds, expected = split is None or split in found, f"one of {', '.join(found)}"
+            holds = split is None or split in found
+            expected = f"one of {', '.join(found)}"
             require(f"HuggingFaceDataModule.{argument}", split, holds, expected)
         splits = [found[split] for split in named.values() if split is not None]
         for argument in ("input_column", "target_column", "client_column"):
             column = getattr(self, argument)
-            # The test samples may lack client ids; see `_client_ids`.
-            for split in splits[:1] if argument == "client_column" else splits:
+            known = splits
+            if argument == "client_column":
+                known = splits[:1]  # the test samples may lack client ids; see `_client_ids`
+            for split in known:
                 names = split.column_names
                 expected = f"one of the columns, which are {', '.join(names)}"
                 holds = column is None or column in names
@@ -164,17 +190,20 @@ class HuggingFaceDataModule(FederatedDataModule):
         return np.concatenate([_numbers("input_column", s, column) for s in splits])
 
     def _images(self, splits: Sequence[Any]) -> np.ndarray:
-        """Returns the images of all splits, which have one column, uint8 [N, C, H, W]."""
+        """Returns the images of all splits, which have one column, [N, C, H, W]."""
         from datasets import concatenate_datasets
 
-        table, mode = concatenate_datasets(list(splits)), self.image_mode
+        table = concatenate_datasets(list(splits))
+        mode = self.image_mode
         if mode is None:
             (first,) = table[0].values()
-            mode = "L" if first.mode in _GRAY else "RGB"
+            mode = "RGB"
+            if _is_gray(first):
+                mode = "L"
         strict = self.image_mode is None and mode == "L"
         file = None
         if self.cache is not None:
-            key = f"{table._fingerprint} {self.image_size} {mode}"
+            key = f"{table._fingerprint} {self.image_size} {mode}, uint8 or 16 bits"
             file = self.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
         read = functools.partial(_image, table, mode, strict, self.image_size)
         differ = "image_size: None, but the images {} and {} have the shapes {} and {}"
@@ -188,30 +217,40 @@ class HuggingFaceDataModule(FederatedDataModule):
         feature = splits[0].features[column]
         if not isinstance(feature, Value) or "string" not in feature.dtype:
             numbers = np.concatenate([_numbers("target_column", s, column) for s in splits])
-            return numbers, list(feature.names) if isinstance(feature, ClassLabel) else None
+            if isinstance(feature, ClassLabel):
+                return numbers, list(feature.names)
+            return numbers, None
         texts = np.concatenate([_values(s, column, may_be_empty=False) for s in splits])
+        if self.path == "csv":
+            targets = targets_of(texts.tolist())
+            if targets.dtype.kind == "f":
+                return targets.astype(np.float32), None
+            if targets.dtype.kind in "bi":
+                return targets.astype(np.int64), None
         names, classes = np.unique(texts, return_inverse=True)
         return classes.astype(np.int64), names.tolist()
 
 
 def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -> np.ndarray:
-    """Reads an image of a table with one column, uint8 [C, H, W]; if `strict`, a gray one."""
+    """Reads an image of a table with one column, [C, H, W]; if `strict`, a gray one."""
     (image,) = table[number].values()
-    if strict and image.mode not in _GRAY:
+    if strict and not _is_gray(image):
         raise ConfigError(
             "HuggingFaceDataModule.image_mode: None, but there are gray images and images in "
             "colour; it must be L or RGB"
         )
-    image = image.convert(mode)
-    if size is not None:
-        image = image.resize((size, size))
-    return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+    return pixels_of(image, mode, size, f"HuggingFaceDataModule: the image {number}")
+
+
+def _is_gray(image: Any) -> bool:
+    return image.mode in ("1", "L") or has_16_bits(image)
 
 
 @contextlib.contextmanager
 def _quiet(datasets: Any, is_local: bool) -> Iterator[None]:
     """Keeps `datasets` from logging errors, which are raised as well, and local progress bars."""
-    level, shown = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
+    level = datasets.logging.get_verbosity()
+    shown = datasets.is_progress_bar_enabled()
     hub = logging.getLogger("huggingface_hub")  # tells every retry without a network
     datasets.logging.set_verbosity(logging.CRITICAL)
     hub_level = hub.level
@@ -242,8 +281,10 @@ def encoder(
         return _hub_encoder(tokenizer, length)
 
     def encode(text: str) -> list[int]:
-        found = tokenizer(text) if callable(tokenizer) else [byte + 1 for byte in text.encode()]
-        found = list(found)[:length]
+        if callable(tokenizer):
+            found = list(tokenizer(text))[:length]
+        else:
+            found = [byte + 1 for byte in text.encode()][:length]
         return found + [0] * ((length or 0) - len(found))
 
     return encode
@@ -257,11 +298,13 @@ def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
     try:
         from tokenizers import Tokenizer
 
-        kind = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
-        known = kind(name)
+        if Path(name).is_file():
+            known = Tokenizer.from_file(name)
+        else:
+            known = Tokenizer.from_pretrained(name)
     except Exception as error:  # the package and the hub's client raise many types
         raise ConfigError(
-            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({one_line(error)}); it "
+            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({error_line(error)}); it "
             "must be bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for "
             "which the package tokenizers must be installed, by: pip install tokenizers"
         ) from error
@@ -276,14 +319,18 @@ def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
 def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:
     """Returns a column [N, ...], without missing values; an empty text may be one."""
     values = split.select_columns([column]).with_format("numpy")[:][column]
-    texts = values.tolist() if values.dtype.kind in "OU" and values.ndim == 1 else ()
+    texts = []
+    if values.dtype.kind in "OU" and values.ndim == 1:
+        texts = values.tolist()
     missing = any(x is None or (not may_be_empty and str(x) == "") for x in texts)
     if missing or (values.dtype.kind == "f" and np.isnan(values).any()):
         raise ConfigError(
             f"HuggingFaceDataModule: the column {column!r} has rows without a value; it must have "
             "one in each row"
         )
-    return values.astype(str) if values.dtype == object and isinstance(values[0], str) else values
+    if values.dtype == object and isinstance(values[0], str):
+        return values.astype(str)
+    return values
 
 
 def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
@@ -297,11 +344,23 @@ def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
         )
     if argument == "input_column" and values.ndim == 1:
         values = values[:, None]
-    kept = np.float32 if values.dtype.kind == "f" else np.int64
-    return values if values.dtype == np.uint8 and values.ndim > 1 else values.astype(kept)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    if values.dtype == np.uint8 and values.ndim > 1:
+        return values
+    return values.astype(np.int64)
+
+
+def _cell(cell: str) -> str | None:
+    """Returns a cell of a CSV file as it is written, or None for a missing value."""
+    if cell in _MISSING_IN_CSV:
+        return None
+    return cell
 
 
 def _client_ids(splits: Sequence[Any], column: str) -> np.ndarray:
     """Returns the client of each training sample, and of each test sample if they have one."""
-    with_ids = splits if all(column in split.column_names for split in splits) else splits[:1]
+    with_ids = splits
+    if not all(column in split.column_names for split in splits):
+        with_ids = splits[:1]
     return np.concatenate([_values(split, column, may_be_empty=False) for split in with_ids])

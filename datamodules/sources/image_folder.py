@@ -33,8 +33,9 @@ class ImageFolderDataModule(FederatedDataModule):
     Class, client and split of an image are either the names of the folders that it lies in or the
     columns of a table. The client may be a person, a hospital, a camera or a domain: with
     `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
-    their names. Gray images get three equal channels. `levels="client/class"` reads domains such as
-    PACS's:
+    their names. Gray images get three equal channels. Gray images of 16 bits a pixel become float32
+    in [0, 1] instead, and then all images must have 16 bits. `levels="client/class"` reads domains
+    such as PACS's:
 
         pacs/photo/dog/056_0001.jpg
         pacs/sketch/horse/9001.png
@@ -75,8 +76,11 @@ class ImageFolderDataModule(FederatedDataModule):
         require("ImageFolderDataModule.levels", levels, levels in (None, *known), ", ".join(known))
         both = table is not None and levels is not None
         require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
-        self.levels, self.table = levels or "class", table
-        self.cache = None if cache is None else Path(cache).expanduser()
+        self.levels = levels or "class"
+        self.table = table
+        self.cache = None
+        if cache is not None:
+            self.cache = Path(cache).expanduser()
         self.image_size = check_optional("ImageFolderDataModule.image_size", image_size)
 
     def prepare_data(self) -> None:
@@ -88,7 +92,9 @@ class ImageFolderDataModule(FederatedDataModule):
         classes, labels = np.unique([image.label for image in found], return_inverse=True)
         train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)
         owners = [image.client for image in found]
-        ids = None if owners[0] is None else np.array(owners)
+        ids = None
+        if owners[0] is not None:
+            ids = np.array(owners)
         return Loaded(train, test, ids, class_names=classes.tolist())
 
     def _decode(self, found: list["_Image"]) -> np.ndarray:
@@ -96,7 +102,8 @@ class ImageFolderDataModule(FederatedDataModule):
 
     def _find(self) -> tuple[list["_Image"], int]:
         """Returns all images, the training images first, and the number of training images."""
-        key, folder = f"ImageFolderDataModule.folder: {str(self.folder)!r}", self.folder
+        key = f"ImageFolderDataModule.folder: {str(self.folder)!r}"
+        folder = self.folder
         if not folder.is_dir():
             raise ConfigError(f"{key} is not a folder; it must hold images at {self._place()}")
         found = self._walk() if self.table is None else self._rows(self.table)
@@ -114,7 +121,8 @@ class ImageFolderDataModule(FederatedDataModule):
         return "/".join(f"<{level}>" for level in (*self.levels.split("/"), "image"))
 
     def _walk(self) -> list["_Image"]:
-        images, levels = [], self.levels.split("/")
+        images = []
+        levels = self.levels.split("/")
         for path in sorted(self.folder.rglob("*")):
             if path.suffix.lower() not in SUFFIXES or not path.is_file():
                 continue
@@ -172,6 +180,7 @@ class _Image(NamedTuple):
 def _image(path: Path, values: dict[str, str], place: str) -> _Image:
     """Returns an image, with `values` from its folders or its row, which is at `place`."""
     split = values.get("split", "train")
-    key, known = f"ImageFolderDataModule: the split of {place}", ("train", "test")
+    key = f"ImageFolderDataModule: the split of {place}"
+    known = ("train", "test")
     require(key, split, split in known, "train or test")
     return _Image(path, values["class"], values.get("client"), split)

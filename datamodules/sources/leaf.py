@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, one_line, require
+from ..errors import ConfigError, check_optional, check_whole, error_line, require
 from ..protocols.protocol import OfficialSplit
 from ..rules.sample_values import Natural
 from ..samples.images import decode
@@ -91,7 +91,8 @@ class LeafDataModule(FederatedDataModule):
         parts = [self._read(files) for files in self._files()]
         users, number = np.unique(np.concatenate([p[0] for p in parts]), return_inverse=True)
         enough = np.bincount(number) >= self.min_samples
-        key, most = f"{type(self).__name__}.min_samples", int(np.bincount(number).max())
+        key = f"{type(self).__name__}.min_samples"
+        most = int(np.bincount(number).max())
         expected = f"at most {most}, the largest number of samples of a user"
         require(key, self.min_samples, bool(enough.any()), expected)
         ids = np.full(len(users), "", object)
@@ -131,13 +132,14 @@ class LeafDataModule(FederatedDataModule):
                     if user in columns:
                         raise ValueError(f"the user {user} is listed twice")
                     data = content["user_data"][user]
-                    inputs, targets = self.inputs(data["x"]), self.targets(data["y"])
+                    inputs = self.inputs(data["x"])
+                    targets = self.targets(data["y"])
                     if (n := len(inputs)) != len(targets):
                         raise ValueError(f"{user} has {n} inputs and {len(targets)} targets")
                     columns[user] = np.full(len(targets), user), inputs, targets
             except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"{key} cannot be read ({one_line(error)}); it must be a file of LEAF's "
+                    f"{key} cannot be read ({error_line(error)}); it must be a file of LEAF's "
                     f"{self.leaf_name}"
                 ) from error
         if not columns:
@@ -188,10 +190,14 @@ class FEMNISTDataModule(LeafDataModule):
         return pixels.astype(np.uint8)
 
     def clients(self, users: np.ndarray) -> np.ndarray:
-        count = len(users) if self.writers is None else self.writers
+        count = len(users)
+        if self.writers is not None:
+            count = self.writers
         expected = f"at most {len(users)}, the number of writers with enough samples"
         require("FEMNISTDataModule.writers", self.writers, count <= len(users), expected)
-        agents = count if self.agents is None else self.agents
+        agents = count
+        if self.agents is not None:
+            agents = self.agents
         expected = f"at most {count}, the number of writers"
         require("FEMNISTDataModule.agents", self.agents, agents <= count, expected)
         names = [users[i % agents] for i in range(count)]  # a client has its first writer's name
@@ -222,7 +228,9 @@ class CelebADataModule(LeafDataModule):
         self, image_size: int = 84, cache: str | os.PathLike | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.cache = None if cache is None else Path(cache).expanduser()
+        self.cache = None
+        if cache is not None:
+            self.cache = Path(cache).expanduser()
         self.image_size = check_whole("CelebADataModule.image_size", image_size)
 
     def prepare_data(self) -> None:

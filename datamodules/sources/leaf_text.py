@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, check_optional, check_whole, one_line, require
+from ..errors import ConfigError, check_optional, check_whole, error_line, require
 from .leaf import LeafDataModule
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -90,9 +90,11 @@ class Sent140DataModule(LeafDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.embeddings = None if embeddings is None else Path(embeddings).expanduser()
-        if self.embeddings is not None:
-            key, suffix = "Sent140DataModule.embeddings", self.embeddings.suffix
+        self.embeddings = None
+        if embeddings is not None:
+            self.embeddings = Path(embeddings).expanduser()
+            key = "Sent140DataModule.embeddings"
+            suffix = self.embeddings.suffix
             holds = self.embeddings.is_file() and suffix in (".txt", ".json")
             expected = (
                 "an existing file: glove.6B.300d.txt of nlp.stanford.edu/data/glove.6B.zip, or the "
@@ -151,7 +153,7 @@ def read_vectors(path: Path, limit: int | None = None) -> tuple[list[str], Tenso
             raise ValueError("the numbers of words and vectors differ")
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"Sent140DataModule.embeddings: {str(path)!r} cannot be read ({one_line(error)}); it "
+            f"Sent140DataModule.embeddings: {str(path)!r} cannot be read ({error_line(error)}); it "
             "must hold a vector for each word"
         ) from error
     return vocabulary, torch.from_numpy(np.pad(vectors, ((0, 1), (0, 0))))

@@ -121,16 +121,20 @@ class RDatasetsDataModule(FederatedDataModule):
         key = type(self).__name__
         require(f"{key}.name", name, name in _TABLES, f"one of {', '.join(_TABLES)}")
         known = _TABLES[name].clients
-        self.client_column = known[0] if client_column is None else client_column
+        self.client_column = known[0]
+        if client_column is not None:
+            self.client_column = client_column
         expected = f"one of {', '.join(known)}"
         require(f"{key}.client_column", client_column, self.client_column in known, expected)
         self.min_samples = check_whole(f"{key}.min_samples", min_samples)
-        self.table, self.path = _TABLES[name], Path(root).expanduser() / f"{name}.npz"
+        self.table = _TABLES[name]
+        self.path = Path(root).expanduser() / f"{name}.npz"
 
     def prepare_data(self) -> None:
         if self.path.is_file():
             return
-        rows, table = rdata(self.table.file), self.table
+        rows = rdata(self.table.file)
+        table = self.table
         if table.target == "result":
             rows = rows[rows["result"] != "invalid"]
         if table.target == "late":

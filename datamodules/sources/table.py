@@ -3,29 +3,47 @@
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, one_line, optional_module, require
+from ..errors import ConfigError, error_line, optional_module, require
 from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
+from .cells import classes_of, identifiers_of, is_number, targets_of, values_of
 
 _UTF8 = "a CSV file must be saved as UTF-8"
-_MISSING = {"", "#N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"}
+_KINDS = ("classes", "numbers")
+
+
+class _Column(NamedTuple):
+    """A column of a file."""
+
+    values: np.ndarray  # text, dates and columns with missing values are arrays of objects
+    cells: Sequence[str] | None  # as they are written in a CSV file; None for a Parquet file
+
+
+_Table: TypeAlias = dict[str, _Column]
 
 
 class TableDataModule(FederatedDataModule):
     r"""A table in a CSV or Parquet file: a row for each sample, inputs float32 [N, F].
 
     A target column of whole numbers, text or booleans holds classes, which are numbered in
-    ascending order; a column of floating numbers means regression. Cells such as NA among numbers
-    are missing values. Parquet files need the package `pyarrow` (`pip install pyarrow`).
+    ascending order; a column of floating numbers means regression. `target_kind` overrides this.
+    Cells such as NA among numbers are missing values. Parquet files need the package `pyarrow`
+    (`pip install pyarrow`).
+
+    In a CSV file the ids of clients and the names of classes are the text of the cells: 007, 7 and
+    07 are three clients. They are in the order of text. Only where all cells of the column are
+    whole numbers of the digits 0 to 9, without zeros before them (a minus is allowed), they are in
+    the order of numbers. This holds for `client_column`, for the columns that `Natural`, `LEAF` and
+    `Groups` name, and for classes.
 
     In a configuration file, with a client for each hospital:
 
@@ -44,6 +62,9 @@ class TableDataModule(FederatedDataModule):
         feature_columns: The columns of the inputs, numbers or booleans; None takes all others.
         client_column: The column of the client ids, numbers or text, for `partition=Natural()`.
         test_file: Path of a file with the same columns: the official test set, if there is one.
+        target_kind: What the target column holds. "classes": floating numbers are classes, too,
+            and 2.0 is the class 2. "numbers": whole numbers are the values of a regression, or
+            labels 0 and 1 for one output. None decides as above.
 
     Example:
         >>> import tempfile, pathlib
@@ -61,13 +82,20 @@ class TableDataModule(FederatedDataModule):
         feature_columns: list[str] | None = None,
         client_column: str | None = None,
         test_file: str | os.PathLike | None = None,
+        target_kind: Literal["classes", "numbers"] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.file = Path(file).expanduser()
-        self.target_column, self.client_column = target_column, client_column
+        self.target_column = target_column
+        self.client_column = client_column
         self.feature_columns = feature_columns
-        self.test_file = None if test_file is None else Path(test_file).expanduser()
+        holds = target_kind in (None, *_KINDS)
+        require("TableDataModule.target_kind", target_kind, holds, "classes, numbers or None")
+        self.target_kind = target_kind
+        self.test_file = None
+        if test_file is not None:
+            self.test_file = Path(test_file).expanduser()
         for key, path in (("file", self.file), ("test_file", self.test_file)):
             if path is not None:
                 exists = path.suffix in (".csv", ".parquet") and path.is_file()
@@ -75,7 +103,8 @@ class TableDataModule(FederatedDataModule):
                 require(f"TableDataModule.{key}", str(path), exists, expected)
         if feature_columns is not None:
             others = not {target_column, client_column} & set(feature_columns)
-            holds, expected = len(feature_columns) > 0 and others, "columns for inputs only"
+            holds = len(feature_columns) > 0 and others
+            expected = "columns for inputs only"
             require("TableDataModule.feature_columns", feature_columns, holds, expected)
 
     def load(self) -> Loaded:
@@ -83,10 +112,10 @@ class TableDataModule(FederatedDataModule):
         known = (self.target_column, self.client_column)
         features = self.feature_columns or [name for name in tables[0] if name not in known]
         self.feature_names = list(features)
-        targets, names = _classes(self._column(tables, "target_column", self.target_column))
+        targets, names = self._targets(tables)
         ids = None
         if self.client_column is not None:
-            ids = self._column(tables, "client_column", self.client_column)
+            ids = self._column(tables, "client_column", self.client_column, identifiers_of)
             rule = type(self.partitioner)
             if rule.bound is Partitioner.bound:  # it sees no column
                 rank_zero_warn(
@@ -95,26 +124,41 @@ class TableDataModule(FederatedDataModule):
                     category=UserWarning,
                 )
         inputs = np.concatenate([self._inputs(table, features) for table in tables])
-        columns = {  # for rules such as ByValue("age")
-            name: np.concatenate([table[name] for table in tables])
-            for name in tables[0]
-            if all(name in table for table in tables)
-        }
-        train, test = train_and_test(inputs, targets, len(tables[0][self.target_column]))
+        columns = {}  # for rules such as ByValue("age")
+        for name in tables[0]:
+            if all(name in table for table in tables):
+                read = None
+                if name in self.partitioner.id_columns:
+                    read = identifiers_of
+                columns[name] = _joined([table[name] for table in tables], read)
+        num_train = len(tables[0][self.target_column].values)
+        train, test = train_and_test(inputs, targets, num_train)
         return Loaded(train, test, ids, columns, names)
 
-    def _inputs(self, table: dict[str, np.ndarray], features: Sequence[str]) -> np.ndarray:
+    def _targets(self, tables: Sequence[_Table]) -> tuple[np.ndarray, list[str] | None]:
+        """Returns numbered classes, int64, and their names; or floating targets as float32."""
+        key = "target_column"
+        name = self.target_column
+        if self.target_kind == "numbers":
+            values = self._column(tables, key, name)
+            _check_numbers(key, name, values)
+            return values.astype(np.float32), None
+        if self.target_kind == "classes":
+            targets = self._column(tables, key, name, classes_of)
+            if targets.dtype.kind == "f":  # of a Parquet file
+                targets = _whole(targets)
+        else:
+            targets = self._column(tables, key, name, targets_of)
+            if targets.dtype.kind == "f":
+                return targets.astype(np.float32), None
+        names, labels = np.unique(targets, return_inverse=True)
+        return labels.astype(np.int64), [str(name) for name in names]
+
+    def _inputs(self, table: _Table, features: Sequence[str]) -> np.ndarray:
         """Returns the columns of the inputs side by side, float32 [N, F]."""
         columns = [self._column([table], "feature_columns", name) for name in features]
         for name, values in zip(features, columns, strict=True):
-            if values.dtype.kind not in "biuf":
-                cells = values.tolist()  # where all are numbers, they are written as text
-                wrong = (pair for pair in enumerate(cells, 1) if not _is_number(pair[1]))
-                row, text = next(wrong, (1, cells[0]))
-                raise ConfigError(
-                    f"TableDataModule.feature_columns: the column {name!r} holds {text!r}; it "
-                    f"must hold numbers, or be left out (row {row} after the names)"
-                )
+            _check_numbers("feature_columns", name, values, ", or be left out")
         expected = "at least one column"
         require("TableDataModule.feature_columns", features, len(columns) > 0, expected)
         wide = np.stack(columns, 1)
@@ -123,35 +167,76 @@ class TableDataModule(FederatedDataModule):
             self.rounded_arrays.append("features")
         return narrow
 
-    def _column(self, tables: Sequence[dict[str, np.ndarray]], key: str, name: str) -> np.ndarray:
-        """Returns a column of all tables, without missing values."""
-        parts = []
+    def _column(
+        self,
+        tables: Sequence[_Table],
+        key: str,
+        name: str,
+        read: Callable[[Sequence[str]], np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Returns a column of all tables, without missing values; see `_joined`."""
         for table in tables:
             expected = f"one of the columns, which are {', '.join(table)}"
             require(f"TableDataModule.{key}", name, name in table, expected)
-            values = table[name]
+            values = table[name].values
             can_lack = values.dtype.kind in "Of"
             if can_lack and (n := sum(x is None or x != x or not str(x).strip() for x in values)):
                 raise ConfigError(
                     f"TableDataModule.{key}: the column {name!r} has no value in {n} of "
                     f"{len(values)} rows; it must have one in each row"
                 )
-            parts.append(values.astype(str) if values.dtype.kind == "O" else values)
-        return np.concatenate(parts)
+        joined = _joined([table[name] for table in tables], read)
+        if joined.dtype.kind == "O":
+            return joined.astype(str)
+        return joined
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    """Reads a file; columns with text, dates or missing values are arrays of objects."""
-    names, columns = (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
+def _joined(
+    columns: Sequence[_Column], read: Callable[[Sequence[str]], np.ndarray] | None
+) -> np.ndarray:
+    """Returns a column of all files; `read` makes values of the cells of CSV files.
+
+    The cells of all files are read together, so that a column is text if it is text in one file.
+    """
+    parts = [column.values for column in columns]
+    if read is not None:
+        cells = [cell for column in columns for cell in column.cells or ()]
+        if all(column.cells is not None for column in columns):
+            return read(cells)
+        for number, column in enumerate(columns):
+            if column.cells is not None:
+                parts[number] = read(column.cells)
+    return np.concatenate(parts)
+
+
+def _check_numbers(key: str, name: str, values: np.ndarray, otherwise: str = "") -> None:
+    """Raises a ConfigError unless the values of a column are numbers or booleans."""
+    if values.dtype.kind in "biuf":
+        return
+    cells = values.tolist()  # where all are numbers, they are written as text
+    wrong = (pair for pair in enumerate(cells, 1) if not is_number(pair[1]))
+    row, text = next(wrong, (1, cells[0]))
+    raise ConfigError(
+        f"TableDataModule.{key}: the column {name!r} holds {text!r}; it must hold numbers"
+        f"{otherwise} (row {row} after the names)"
+    )
+
+
+def _read(path: Path) -> _Table:
+    """Reads a file."""
+    read = _read_parquet
+    if path.suffix == ".csv":
+        read = _read_csv
+    names, columns = read(path)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         key = f"TableDataModule.file: {str(path)!r}"
         raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
-    rows = len(columns[0]) if columns else 0
-    require("TableDataModule.file", str(path), rows > 0, "a file with at least one row")
+    holds = len(columns) > 0 and len(columns[0].values) > 0
+    require("TableDataModule.file", str(path), holds, "a file with at least one row")
     return dict(zip(names, columns, strict=True))
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
+def _read_csv(path: Path) -> tuple[list[str], list[_Column]]:
     key = f"TableDataModule.file: {str(path)!r}"
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -181,33 +266,10 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
         except UnicodeEncodeError as error:
             shown = name.encode(errors="replace").decode()
             raise ConfigError(f"{key} has a column {shown!r} in another code; {_UTF8}") from error
-    return names, [_column_of_csv(column) for column in cells]
+    return names, [_Column(values_of(column), column) for column in cells]
 
 
-def _column_of_csv(cells: Sequence[str]) -> np.ndarray:
-    """Returns whole numbers, else floating ones, else booleans, else text."""
-    gaps = not _MISSING.isdisjoint(cells)
-    known = [cell for cell in cells if cell not in _MISSING] if gaps else cells
-    kinds: tuple[type, ...] = () if "_" in "".join(known) else (int, float)  # see _is_number
-    values: np.ndarray
-    for kind in kinds:
-        try:
-            values = np.fromiter(map(kind, known), kind, len(known))
-            break
-        except (ValueError, OverflowError):
-            pass
-    else:
-        if not {cell.lower() for cell in known} <= {"true", "false"}:
-            return np.array(cells, object)
-        values = np.array([cell.lower() == "true" for cell in known])
-    if not gaps:
-        return values
-    column = np.full(len(cells), None, object)
-    column[[cell not in _MISSING for cell in cells]] = values
-    return column
-
-
-def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
+def _read_parquet(path: Path) -> tuple[list[str], list[_Column]]:
     key = f"TableDataModule.file: {str(path)!r}"
     pyarrow = optional_module(key, "pyarrow")
     from pyarrow import parquet
@@ -215,29 +277,25 @@ def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
     try:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{key} cannot be read: {one_line(error)}") from error
-    columns, numbers = [], ("int", "uint", "halffloat", "float", "double")
-    for values in table.columns:
-        if values.null_count or not str(values.type).startswith(numbers):
-            is_bool = str(values.type) == "bool" and not values.null_count
-            columns.append(np.array(values.to_pylist(), bool if is_bool else object))
+        raise ConfigError(f"{key} cannot be read: {error_line(error)}") from error
+    numbers = ("int", "uint", "halffloat", "float", "double")
+    columns = []
+    for column in table.columns:
+        kind = str(column.type)
+        if kind.startswith(numbers) and not column.null_count:
+            values = column.to_numpy()
+        elif kind == "bool" and not column.null_count:
+            values = np.array(column.to_pylist(), bool)
         else:
-            columns.append(values.to_numpy())
+            values = np.array(column.to_pylist(), object)
+        columns.append(_Column(values, None))
     return table.column_names, columns
 
 
-def _is_number(value: object) -> bool:
-    """Returns whether a cell holds a number, or the text of one."""
-    try:
-        float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-    return "_" not in str(value)  # Python reads 1_0 as the number 10
-
-
-def _classes(targets: np.ndarray) -> tuple[np.ndarray, list[str] | None]:
-    """Returns numbered classes, int64, and their names; or floating targets as float32."""
-    if targets.dtype.kind == "f":
-        return targets.astype(np.float32), None
-    names, labels = np.unique(targets, return_inverse=True)
-    return labels.astype(np.int64), [str(name) for name in names]
+def _whole(values: np.ndarray) -> np.ndarray:
+    """Returns floating numbers as whole ones if all of them are whole and fit into 64 bits."""
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64)
+    if (whole == values).all():
+        return whole
+    return values

@@ -13,11 +13,9 @@ from ..errors import ConfigError, check_whole, require
 from ..files import replaced
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
-from ..samples.samples import TensorSamples
+from ..samples.samples import IGNORED, TensorSamples
 from .hugging_face import encoder
 from .rdatasets import rdata
-
-IGNORED = -100  # a target that is not scored, as in PyTorch
 
 
 class MovieLensDataModule(FederatedDataModule):
@@ -57,7 +55,8 @@ class MovieLensDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         name = type(self).__name__
-        self.tokenizer, self.root = tokenizer, Path(root).expanduser()
+        self.tokenizer = tokenizer
+        self.root = Path(root).expanduser()
         self.length = check_whole(f"{name}.length", length)
         self.min_film_ratings = check_whole(f"{name}.min_film_ratings", min_film_ratings)
         self.min_user_ratings = check_whole(f"{name}.min_user_ratings", min_user_ratings)
@@ -129,18 +128,23 @@ class InstructionDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.file, self.tokenizer = Path(file).expanduser(), tokenizer
+        self.file = Path(file).expanduser()
+        self.tokenizer = tokenizer
         self.length = check_whole("InstructionDataModule.length", length, 2)
-        self.end, self.padding = end, padding
+        self.end = end
+        self.padding = padding
         require("InstructionDataModule.file", str(file), self.file.is_file(), "an existing file")
 
     def load(self) -> Loaded:
         encode = encoder(self.tokenizer, None)
-        inputs, targets, users = [], [], []
+        inputs = []
+        targets = []
+        users = []
         for number, line in enumerate(self.file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 row = json.loads(line)
-                prompt, answer = encode(row["prompt"]), [*encode(row["answer"]), self.end]
+                prompt = encode(row["prompt"])
+                answer = [*encode(row["answer"]), self.end]
                 users.append(str(row.get("user", 0)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ConfigError(
@@ -150,7 +154,9 @@ class InstructionDataModule(FederatedDataModule):
             answer = answer[: self.length]
             prompt = prompt[max(0, len(prompt) + len(answer) - self.length - 1) :]
             whole = prompt + answer
-            scored = [IGNORED] * (len(prompt) - 1) + answer if prompt else answer[1:]
+            scored = answer[1:]
+            if prompt:
+                scored = [IGNORED] * (len(prompt) - 1) + answer
             missing = self.length - len(whole) + 1
             inputs.append(whole[:-1] + [self.padding] * missing)
             targets.append(scored + [IGNORED] * missing)

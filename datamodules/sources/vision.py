@@ -110,23 +110,28 @@ class ImageDataModule(FederatedDataModule):
                 "call prepare_data() first, which downloads the data"
             )
         try:
-            (inputs, targets), test = self.read(train=True), self.read(train=False)
+            inputs, targets = self.read(train=True)
+            test = self.read(train=False)
         except Exception as error:  # damaged files raise many types
             raise ConfigError(
                 f"{self._key} holds {self.title}, which cannot be read "
                 f"({_shorten(error)}); remove the files, so that they are downloaded anew"
             ) from error
         if self.train_samples is not None:
-            number, most = self.train_samples, len(targets)
+            number = self.train_samples
+            most = len(targets)
             expected = f"at most {most}, the training samples of {self.title}"
             require(f"{type(self).__name__}.train_samples", number, number <= most, expected)
             rng = generator(self.seed, "train_samples")
             chosen = torch.from_numpy(np.sort(rng.choice(most, number, replace=False)))
-            inputs, targets = inputs[chosen], targets[chosen]
+            inputs = inputs[chosen]
+            targets = targets[chosen]
         return Loaded(TensorSamples(inputs, targets), TensorSamples(*test))
 
     def describe(self) -> str:
-        some = f"{self.train_samples} training samples only, " if self.train_samples else ""
+        some = ""
+        if self.train_samples:
+            some = f"{self.train_samples} training samples only, "
         return some + super().describe()
 
     @property
@@ -324,7 +329,8 @@ class TinyImageNetDataModule(ImageDataModule):
         # The archive is unpacked into a temporary folder first, so that a folder of the final name
         # is always complete.
         partial = tempfile.mkdtemp(prefix=f"{folder.name}-", dir=self.root)
-        address, archive = f"{self.source}/{self.archives[0]}", self.archives[0]
+        address = f"{self.source}/{self.archives[0]}"
+        archive = self.archives[0]
         try:
             download_and_extract_archive(address, str(self.root), partial, archive, self.md5)
             os.replace(Path(partial) / folder.name, folder)

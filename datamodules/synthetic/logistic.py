@@ -61,7 +61,8 @@ class HeterogeneousLogistic(TheoryProblem):
         labels: Literal["argmax", "sampled"] = "argmax",
         **kwargs: Any,
     ) -> None:
-        name, sizes = type(self).__name__, (samples_per_client, validation_samples, test_samples)
+        name = type(self).__name__
+        sizes = (samples_per_client, validation_samples, test_samples)
         check_whole(f"{name}.samples_per_client", samples_per_client)
         check_whole(f"{name}.features", features)
         check_whole(f"{name}.classes", classes, 2)
@@ -71,11 +72,14 @@ class HeterogeneousLogistic(TheoryProblem):
         require(f"{name}.heterogeneity", heterogeneity, holds, "at least 0 and finite")
         require(f"{name}.labels", labels, labels in ("argmax", "sampled"), "'argmax' or 'sampled'")
         super().__init__(num_clients, sizes, **kwargs)
-        self.features, self.classes, self.labels = features, classes, labels
+        self.features = features
+        self.classes = classes
+        self.labels = labels
         self.deviation = float(heterogeneity)
 
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        n, d = sum(self._sizes), self.features
+        n = sum(self._sizes)
+        d = self.features
         rng = generator(self.seed, "logistic features", client)
         mean = rng.normal(size=d)
         inputs = mean + rng.normal(size=(n, d)) * np.arange(1, d + 1) ** -0.6
@@ -175,8 +179,10 @@ class AgentLogistic(TheoryProblem):
         for key, value in (("alpha", alpha), ("beta", beta)):
             require(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         super().__init__(num_clients, (samples_per_client, 0, 0), **kwargs)
-        self.features, self.non_iid = features, non_iid
-        self.alpha, self.beta = float(alpha), float(beta)
+        self.features = features
+        self.non_iid = non_iid
+        self.alpha = float(alpha)
+        self.beta = float(beta)
 
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         rng = generator(self.seed, "agent samples", client)

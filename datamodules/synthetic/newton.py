@@ -82,17 +82,20 @@ def coupled_softmax(
         except np.linalg.LinAlgError:
             return None
         eigenvalues = np.linalg.eigvalsh(curvature)
-        flat = _FLAT * eigenvalues.max() if flat is None else flat
+        if flat is None:
+            flat = _FLAT * eigenvalues.max()
         if eigenvalues.min() <= flat:
             return None
         slope = float((gradients * (s + d) + 2 * tie * own * d).sum(1).mean())
-        before, length = objective(common, own), 1.0
+        before = objective(common, own)
+        length = 1.0
         rounding = 1e-14 * (1 + before)
         while objective(common + length * s, own + length * d) > (
             before + 1e-4 * length * slope + rounding
         ):
             length /= 2
-        common, own = common + length * s, own + length * d
+        common = common + length * s
+        own = own + length * d
         if np.abs(s + d).max() <= _ACCURACY * (1 + np.abs(common + own).max()):
             return loss.models(common[None])[0], loss.models(common + own)
     return None
@@ -106,7 +109,8 @@ class _Softmax:
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, classes: int) -> None:
-        self.x, self.hit = x, np.eye(classes)[y]
+        self.x = x
+        self.hit = np.eye(classes)[y]
         start = np.eye(classes)
         start[:, 0] = 1  # makes the first column of Q constant
         self.basis = np.linalg.qr(start)[0][:, 1:]
@@ -122,10 +126,13 @@ class _Softmax:
 
     def derivatives(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns gradients [M, Q] and Hessians [M, Q, Q] of all f_i, Q = (classes - 1) d."""
-        x, basis, (clients, size) = self.x, self.basis, z.shape
+        x = self.x
+        basis = self.basis
+        clients, size = z.shape
         share = np.exp(self._scores(z))
         share /= share.sum(-1, keepdims=True)
-        residual, own = (share - self.hit) @ basis, share @ basis
+        residual = (share - self.hit) @ basis
+        own = share @ basis
         gradients = np.einsum("mnk,mnd->mkd", residual, x).reshape(z.shape)
         spread = np.einsum("ck,mnc,cl->mnkl", basis, share, basis)
         spread -= own[..., None] * own[..., None, :]

@@ -119,7 +119,9 @@ class InOrder(Protocol):
 
     def __init__(self, train: int, validation: int, test: int) -> None:
         super().__init__(validation=0.0)  # the base class accepts a share, not a count
-        self.train, self.validation, self.test = train, validation, test
+        self.train = train
+        self.validation = validation
+        self.test = test
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
         ends = np.cumsum([self.train, self.validation, self.test])
@@ -179,14 +181,18 @@ class LeastSquares(TheoryProblem):
         holds = features > 1 or condition == 1
         require(f"{name}.condition", condition, holds, "1, as features=1 gives one eigenvalue")
         super().__init__(num_clients, (samples_per_client, 0, 0), **kwargs)
-        self.features, self.condition, self.noise = features, float(condition), float(noise)
+        self.features = features
+        self.condition = float(condition)
+        self.noise = float(noise)
         self._radius = float(heterogeneity)
 
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         rng = generator(self.seed, "least squares", client)
-        n, d = self._sizes[0], self.features
+        n = self._sizes[0]
+        d = self.features
         spectrum = np.geomspace(1 / self.condition, 1.0, d)
-        left, right = _orthonormal(rng, n, d), _orthonormal(rng, d, d)
+        left = _orthonormal(rng, n, d)
+        right = _orthonormal(rng, d, d)
         inputs = np.sqrt(n) * (left * np.sqrt(spectrum)) @ right.T
         model = self.true_models[client].numpy()
         return inputs, inputs @ model + self.noise * rng.normal(size=n)

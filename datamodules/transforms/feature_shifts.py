@@ -182,16 +182,20 @@ def _rotations(angles: tuple[float, ...], height: int, width: int) -> tuple[Tens
     is 4, the corners of a bilinear interpolation, or less where all other shares are zero.
     """
     row, column = np.divmod(np.arange(height * width), width)
-    up, right = (height - 1) / 2 - row, column - (width - 1) / 2
+    up = (height - 1) / 2 - row
+    right = column - (width - 1) / 2
     radians = np.deg2rad(angles)[:, None]
     # Rounded, so that quarter turns hit pixels exactly.
-    cos, sin = np.cos(radians).round(12), np.sin(radians).round(12)
+    cos = np.cos(radians).round(12)
+    sin = np.sin(radians).round(12)
     columns = (cos * right + sin * up + (width - 1) / 2).round(9)
     rows = ((height - 1) / 2 + sin * right - cos * up).round(9)
-    top, left = np.floor(rows), np.floor(columns)
+    top = np.floor(rows)
+    left = np.floor(columns)
     corners: list[tuple[Any, Any]] = []
     for down, across in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        r, c = top + down, left + across
+        r = top + down
+        c = left + across
         share = (1 - np.abs(rows - r)) * (1 - np.abs(columns - c))
         inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
         if (share * inside).any():

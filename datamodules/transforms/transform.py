@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, check_whole, require
 from ..randomness import choice, fold, uniform
-from ..samples.samples import Samples, TensorSamples, check_finite
+from ..samples.samples import Samples, TensorSamples, are_scaled, check_finite
 
 _BLOCK = 1 << 22  # values that are converted to float64 at a time
 _TRIED = 64  # samples on which transforms are tried when the data are loaded
@@ -101,8 +101,12 @@ class Normalize(Transform):
     def __init__(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> None:
-        self.mean = mean if mean is None else [float(value) for value in mean]
-        self.std = std if std is None else [float(value) for value in std]
+        self.mean = None
+        self.std = None
+        if mean is not None:
+            self.mean = [float(value) for value in mean]
+        if std is not None:
+            self.std = [float(value) for value in std]
         if self.mean is not None or self.std is not None:
             sizes = [len(values or ()) for values in (self.mean, self.std)]
             matches = sizes[0] == sizes[1] > 0
@@ -159,7 +163,8 @@ class RandomCrop(Transform):
         check_images(self, inputs)
         if draws.visit is None:
             return inputs
-        p, (height, width) = self.padding, inputs.shape[2:]
+        p = self.padding
+        height, width = inputs.shape[2:]
         moved = uniform(draws.visit, 2) < self.probability
         shifts = (choice(draws.visit, 2 * p + 1, number) for number in (0, 1))
         down, right = (torch.where(moved, shift, p) for shift in shifts)
@@ -241,7 +246,8 @@ class Pipeline:
     """
 
     def __init__(self, transforms: Sequence[Transform] = (), seed: int = 0) -> None:
-        self.transforms, self._seed = list(transforms), seed
+        self.transforms = list(transforms)
+        self._seed = seed
 
     @property
     def per_client(self) -> bool:
@@ -258,7 +264,8 @@ class Pipeline:
             return self
         index = torch.linspace(0, len(train) - 1, min(len(train), _TRIED)).long()
         some = train.gather(index)[0]
-        kind, expected = str(some.dtype), "floating, or uint8 images, where transforms are given"
+        kind = str(some.dtype)
+        expected = "floating, or uint8 images, where transforms are given"
         require("inputs.dtype", kind, some.is_floating_point(), expected)
         bound = [transform.bound(train, num_clients) for transform in self.transforms]
         result = Pipeline(bound, self._seed)
@@ -286,12 +293,16 @@ class Pipeline:
         """
         index = samples.reshape(-1).long()
         ids = clients.expand(samples.shape).reshape(-1)
-        seen = None if visits is None else fold(visits.expand(samples.shape).reshape(-1), index)
+        seen = None
+        if visits is not None:
+            seen = fold(visits.expand(samples.shape).reshape(-1), index)
         for number, transform in enumerate(self.transforms):
             # One key per transform, so that two of them draw independent numbers.
             client = fold(torch.full_like(ids, self._seed), torch.full_like(ids, number))
             client = fold(client, ids)
-            visit = None if seen is None else fold(seen, torch.full_like(seen, number))
+            visit = None
+            if seen is not None:
+                visit = fold(seen, torch.full_like(seen, number))
             inputs = transform(inputs, Draws(ids, client, fold(client, index), visit))
             name = f"transforms: the result of {type(transform).__name__}"
             shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
@@ -315,11 +326,14 @@ def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
     """Returns the mean and the standard deviation of each channel, rounded to four digits.
 
     Args:
-        inputs: [N, C, ...]; uint8 values are scaled to [0, 1].
+        inputs: [N, C, ...]; uint8 images are scaled to [0, 1].
     """
     values = inputs.flatten(2) if inputs.ndim > 2 else inputs.unsqueeze(2)
-    scale = 255 if inputs.dtype == torch.uint8 else 1
-    sums, count = np.zeros((2, values.shape[1])), values.shape[0] * values.shape[2]
+    scale = 1
+    if are_scaled(inputs):
+        scale = 255
+    sums = np.zeros((2, values.shape[1]))
+    count = values.shape[0] * values.shape[2]
     step = max(1, _BLOCK // max(1, values[0].numel()))
     # Differences to one of the values are exactly 0 in a constant channel.
     offset = values[0, :, 0].double().numpy() / scale
@@ -338,5 +352,6 @@ def _round_digits(values: np.ndarray) -> list[float]:
 
 def check_images(transform: Transform, inputs: Tensor) -> None:
     """Raises a ConfigError unless inputs are images [n, C, H, W]."""
-    key, shape = f"{type(transform).__name__}: the inputs' shape", tuple(inputs.shape)
+    key = f"{type(transform).__name__}: the inputs' shape"
+    shape = tuple(inputs.shape)
     require(key, shape, inputs.ndim == 4, "(n, C, H, W), images")

@@ -273,6 +273,7 @@ def train(
     still = v
     if part is not None:
         still = v.clone()
+    are_images = inputs.dim() > 2
     if layers.flat:
         inputs = inputs.flatten(1)
     # Done once for all batches: with small models every call costs time.
@@ -294,7 +295,9 @@ def train(
                 torch.addcmul(offset, scale, v, out=w)
         x = torch.index_select(inputs, 0, picks[k], out=stored)
         if x.dtype == torch.uint8:  # as `scaled` of datamodules
-            x = x.to(torch.float32).div_(255)
+            x = x.to(torch.float32)
+            if are_images:
+                x = x.div_(255)
         if x.is_floating_point():
             x = x.to(dtype)
         x = x.view(shape)

@@ -86,7 +86,7 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
             )
         raise ConfigError(
             f"network: {name} cannot process inputs of shape {shape}{single}: "
-            f"{first_line(error)}{_advice(error, shape)}"
+            f"{first_line(error)}{_advice(error, inputs)}"
         ) from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
@@ -98,13 +98,12 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
             f"network: {name} gives NaN or infinite outputs before any training; with engine: "
             f"debug an error names the layer"
         )
-    if classes is not None and (outputs.ndim < 2 or outputs.shape[1] < classes):
-        advice = "if the labels begin with 1, subtract 1"
-        if outputs.numel() == len(outputs):
-            advice = "for a regression, make the targets floating numbers"
+    needed = _outputs_needed(runner, targets, classes)
+    if needed is not None and (outputs.ndim < 2 or outputs.shape[1] < needed):
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
-            f"with {classes} classes; give it num_classes={classes}, or, {advice}"
+            f"with {needed} classes; give it num_classes={needed}, or, "
+            f"{_instead_of_classes(runner, outputs, targets, needed)}"
         )
     if lost:
         _check_lost_are_unused(runner, inputs, lost)
@@ -125,7 +124,8 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
             raise ConfigError(
                 f"data: the targets {list(targets.shape)} are {targets.dtype}, so that the loss is "
                 f"the squared error, but {name} gives outputs {list(outputs.shape)}; labels of "
-                f"classes must be integers, as of targets.long()"
+                f"classes must be integers, as of targets.long(), or of target_kind: classes in a "
+                f"TableDataModule"
             ) from error
         if "does not require grad" in str(error):
             raise ConfigError(
@@ -142,8 +142,37 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
         )
 
 
-def _advice(error: Exception, shape: list[int]) -> str:
+def _outputs_needed(runner: ModelRunner, targets: Tensor, classes: int | None) -> int | None:
+    """Returns the number of classes without one that the loss ignores, as 255 in segmentation."""
+    ignored = getattr(runner.loss, "ignore_index", None)
+    if classes is None or ignored != classes - 1:
+        return classes
+    return int(torch.where(targets == ignored, -1, targets).max()) + 1
+
+
+def _instead_of_classes(runner: ModelRunner, outputs: Tensor, targets: Tensor, classes: int) -> str:
+    """Returns what else can be meant where a network has fewer outputs than there are classes."""
+    if outputs.numel() == len(outputs):
+        meant = "for a regression"
+        if runner.label_threshold is not None:
+            meant = f"for one output with {name_of(runner.loss)}"
+        return (
+            f"{meant}, make the targets floating numbers, as of targets.float(), or of "
+            f"target_kind: numbers in a TableDataModule"
+        )
+    if targets.ndim > 1:
+        return (
+            f"if {classes - 1} means that there is no class, make it -100 in the targets, or set "
+            f"model.loss to torch.nn.CrossEntropyLoss with ignore_index: {classes - 1}"
+        )
+    return "if the labels begin with 1, subtract 1"
+
+
+def _advice(error: Exception, inputs: Tensor) -> str:
     """Returns what to do where a network cannot process the inputs, as far as that is known."""
+    shape = inputs.shape[1:]
+    if not inputs.is_floating_point() and "type" in str(error):
+        return f'; the inputs are {inputs.dtype}: make them floating, as inputs.astype("float32")'
     if "more than 1 value per channel" in str(error):
         return "; take another batch_size, or null for all samples, or models.replace_batch_norm"
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] == shape[1] > 3:
@@ -218,6 +247,7 @@ def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of the same
         outputs, targets = (t.repeat_interleave(2, 0) for t in (outputs, targets))
+        targets = runner.as_compared(outputs, targets)
         together, single = (runner.loss(outputs[:n], targets[:n]) for n in (len(targets), 1))
     if together.shape[1:] != single.shape[1:]:
         raise ConfigError(

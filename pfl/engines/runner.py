@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pfl.datamodules.samples.samples import IGNORED
 from pfl.engines.batch import Batch
 from pfl.errors import ConfigError
 from pfl.models.classifier import head_name
@@ -21,8 +22,6 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Precision: TypeAlias = Callable[[], AbstractContextManager[None]]
 Transform: TypeAlias = Callable[[nn.Module], bool]
 Replica: TypeAlias = tuple[nn.Module, list[nn.Parameter]]
-
-IGNORED = -100  # the class of padding where the loss has no `ignore_index`, as in PyTorch
 
 
 def keep_layers(network: nn.Module) -> bool:
@@ -124,7 +123,7 @@ class ModelRunner:
         Raises:
             ConfigError: The loss does not return one value (or one tensor) per sample.
         """
-        losses = self.loss(outputs, targets)
+        losses = self.loss(outputs, self.as_compared(outputs, targets))
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != len(targets):
             returned = f"a {type(losses).__name__}"
             if isinstance(losses, Tensor):
@@ -134,6 +133,13 @@ class ModelRunner:
                 f"{len(targets)}; it must return one value per sample (reduction='none')"
             )
         return self._mean_over_targets(losses, targets)
+
+    def as_compared(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the targets as the loss takes them: labels [n] of one output [n, 1] as [n, 1]."""
+        has_one_label = targets.is_floating_point() and targets.ndim == 1
+        if has_one_label and outputs.shape[1:] == (1,) and self.label_threshold is not None:
+            return targets.unsqueeze(1)
+        return targets
 
     def mean_of(self, losses: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean of the losses [n] of n samples, weighted by their real targets."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric, classification
 
 from pfl.datamodules.errors import require
-from pfl.engines.runner import IGNORED
+from pfl.datamodules.samples.samples import IGNORED
 from pfl.errors import ConfigError
 from pfl.scores.names import HIGHER_IS_BETTER, MODELS, STATISTICS, parts_of
 

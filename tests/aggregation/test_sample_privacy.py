@@ -27,11 +27,12 @@ from pfl.models import HalfSquaredError
 from tests.algorithms.methods import BATCHES, SIZES, normalized_network, small_network, small_world
 from tests.problems import least_squares, owned
 
-FREE = SamplePrivacy(clip=1e9, noise_multiplier=0.0, delta=0.1)
+FREE = SamplePrivacy(clip=1e9, noise_multiplier=0.0, delta=0.1, reproducible=True)
 
 
 def private(**arguments):
-    return SamplePrivacy(**{"clip": 1.0, "noise_multiplier": 1.0, **arguments})
+    settings = {"clip": 1.0, "noise_multiplier": 1.0, "reproducible": True}
+    return SamplePrivacy(**{**settings, **arguments})
 
 
 def batches_of(sizes, batch_size, rounds=1, epochs=1, seed=0):
@@ -45,7 +46,7 @@ def batches_of(sizes, batch_size, rounds=1, epochs=1, seed=0):
     data.setup()
     found = {}
     samples = ClientData(data, seed=seed)
-    samples.poisson = True
+    samples.draw_poisson_samples(0)
     for index in range(rounds):
         clients = Clients(np.arange(len(sizes)), index, samples, dtype=torch.float64)
         schedule = LocalSchedule(batch_size, epochs)
@@ -140,7 +141,13 @@ def test_epsilon_counts_the_gradients_of_each_client(fit):
     """Sizes 5, 1, 4, 2 in batches of 2: rates 2/5, 1, 1/2, 1, and 3, 1, 2, 1 steps an epoch."""
     trace = [[0, 1, 2], [0, 3], [2]]
     method = Ditto(small_network(), loss=HalfSquaredError(), lr=0.1, batch_size=2, local_epochs=2)
-    fit(method, small_world(), 3, trace=trace, sample_privacy=private(delta=1e-2))
+    fit(
+        method,
+        small_world(),
+        3,
+        trace=trace,
+        sample_privacy=private(delta=1e-2, reproducible=False),
+    )
     # Two epochs of the model that is sent and one of the personal one.
     steps = [2 * 9, 1 * 3, 2 * 6, 1 * 3]
     expected = [
@@ -158,7 +165,7 @@ def test_a_message_that_is_lost_counts(fit):
     found = []
     for dropout in (0.0, [[], [0], []]):
         method = Ditto(small_network(), loss=HalfSquaredError(), lr=0.1, batch_size=2)
-        fit(method, small_world(), 3, dropout=dropout, sample_privacy=private())
+        fit(method, small_world(), 3, dropout=dropout, sample_privacy=private(reproducible=False))
         found.append(method.sample_epsilons())
     np.testing.assert_array_equal(*found)
 

@@ -20,8 +20,12 @@ from datamodules import (
     Shards,
     SharedTest,
     Sizes,
+    TensorDataModule,
     Within,
 )
+from models import MLP
+from pfl.algorithms import FedAvg
+from tests.problems import run
 
 
 def test_digits_are_scaled_images_of_ten_classes():
@@ -62,12 +66,44 @@ def test_arrays_become_tensors_of_standard_types():
     assert x.dtype == torch.float32
     assert (x.tolist(), y.tolist()) == ([[6.0, 7.0]], [3])
     assert y.dtype == torch.int64
-    images = ArrayDataModule((X / X.max() * 255).astype(np.uint8), Y, num_clients=4)
+    pixels = (X / X.max() * 255).astype(np.uint8).reshape(40, 1, 2)
+    images = ArrayDataModule(pixels, Y, num_clients=4)
     assert images.samples.nbytes == 80 + 40 * 8
     assert images.samples.gather(torch.tensor([39]))[0].max() == 1
     regression = ArrayDataModule(X, Y / 2, num_clients=4)
     assert regression.num_classes is None
     assert regression.samples.targets.dtype == torch.float32
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+def test_a_run_on_a_table_of_uint8_is_that_on_its_numbers(engine, tmp_path):
+    ages = np.random.default_rng(0).integers(0, 100, (40, 4))
+    rows = []
+    for kind in (np.uint8, np.float32):
+        data = TensorDataModule(ages.astype(kind), Y % 3, num_clients=4, batch_size=3)
+        torch.manual_seed(0)
+        method = FedAvg(MLP(4, (5,), 3), lr=1e-3, engine=engine)
+        trained = run(method, data, 2, root=tmp_path, precision="32-true")
+        rows.append(trained.trainer.recorder.rows)
+    assert len(rows[0]) == 2 and rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("kind", [TensorDataModule, ArrayDataModule])
+def test_whether_uint8_is_scaled_is_told(kind):
+    """The same numbers as a table of four columns and as images of 2 x 2 pixels."""
+    numbers = np.arange(160).astype(np.uint8)
+    table = kind(numbers.reshape(40, 4), Y, num_clients=4)
+    assert table.samples.gather(torch.tensor([39]))[0].tolist() == [[156, 157, 158, 159]]
+    assert table.describe().endswith("seed 0; uint8 inputs of a table, not divided by 255.")
+    images = kind(numbers.reshape(40, 2, 2), Y, num_clients=4)
+    assert images.samples.gather(torch.tensor([39]))[0].max() == np.float32(159) / 255
+    assert images.describe().endswith("uint8 inputs of the shape of images, divided by 255.")
+    assert "uint8" not in kind(numbers.reshape(40, 4) / 1.0, Y, num_clients=4).describe()
+    flat = kind(np.zeros((40, 64), np.uint8), Y, num_clients=4)  # perhaps images of 8 x 8 pixels
+    with pytest.warns(
+        UserWarning, match=r"uint8 \[N, 64\], are taken for a table, .*\[N, C, H, W\]"
+    ):
+        flat.setup()
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8", ">f2", "longdouble", ">i4", ">u2", "<u2"])
@@ -77,6 +113,21 @@ def test_arrays_of_any_number_type_and_byte_order_are_read(kind, tmp_path):
         torch.arange(40)
     )
     assert (x.tolist(), y.tolist()) == (X.tolist(), Y.tolist())
+
+
+def test_arrays_of_objects_are_named(one_line, tmp_path):
+    """As `frame["hospital"].to_numpy()` gives text."""
+    path, ids = tmp_path / "mine.npz", np.array(["north", "south"] * 20, object)
+    np.savez(path, inputs=X, targets=Y, client_ids=ids)
+    told = "the array client_ids is of Python objects", "saved as client_ids.astype(str)"
+    with one_line("ArrayDataModule.file: ", *told):
+        ArrayDataModule(file=path, partition=Natural()).setup()
+    np.savez(path, inputs=X, targets=Y, client_ids=ids.astype(str))
+    assert ArrayDataModule(file=path, partition=Natural()).client_names == ["north", "south"]
+    np.savez(path, inputs=X.astype(object), targets=Y)
+    told = "the array inputs is of Python objects", 'saved as inputs.astype("float32")'
+    with one_line("ArrayDataModule.file: ", *told):
+        ArrayDataModule(file=path, num_clients=2).setup()
 
 
 def test_wrong_arrays_and_files_are_refused(one_line, tmp_path):
@@ -102,7 +153,7 @@ def test_wrong_arrays_and_files_are_refused(one_line, tmp_path):
     with one_line("more.npz' holds label", "client_ids"):
         ArrayDataModule(file=tmp_path / "more.npz", num_clients=2).setup()
     np.savez(tmp_path / "objects.npz", inputs=np.array([{}, []], object), targets=Y)
-    with one_line("objects.npz'; it must be an .npz file of plain arrays"):
+    with one_line("objects.npz': the array inputs is of Python objects"):
         ArrayDataModule(file=tmp_path / "objects.npz", num_clients=2).setup()
 
 

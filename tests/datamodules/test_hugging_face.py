@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -222,3 +223,61 @@ def test_an_empty_text_is_an_input_but_neither_a_class_nor_a_client(tmp_path, on
     for arguments in (("label",), ("number", "who")):
         with one_line(f"the column {arguments[-1]!r} has rows without a value"):
             HuggingFaceDataModule(path, "text", *arguments, num_clients=1).setup()
+
+
+@pytest.mark.parametrize(
+    ("ids", "targets", "names", "classes"),
+    [
+        (["7", "12", "7"], ["3", "0", "1"], ["7", "12"], None),
+        (["7", "007", "12"], ["07", "7", "7"], ["007", "12", "7"], ["07", "7"]),
+        (["02134", "2134", "90210"], ["b", "a", "b"], ["02134", "2134", "90210"], ["a", "b"]),
+        (["1e2", "100", "100.0"], ["1", "2", "3"], ["100", "100.0", "1e2"], None),
+    ],
+)
+def test_ids_and_classes_of_a_csv_file_are_its_text(ids, targets, names, classes, tmp_path):
+    rows = [f"{i},{site},{y}" for i, (site, y) in enumerate(zip(ids, targets, strict=True))]
+    (tmp_path / "a.csv").write_text("\n".join(["x,site,y", *rows, ""]))
+    data = HuggingFaceDataModule(
+        "csv", "x", "y", "site", data_files=str(tmp_path / "a.csv"), root=tmp_path,
+        partition=Natural(), protocol=SplitOwn(0.0, 0.0),
+    )  # fmt: skip
+    assert data.client_names == names
+    owned = [[i for i, site in enumerate(ids) if site == name] for name in names]
+    assert [data.partition.train[i].tolist() for i in range(len(names))] == owned
+    assert data.class_names == classes
+    expected = [int(y) if classes is None else classes.index(y) for y in targets]
+    assert data.samples.targets.tolist() == expected
+
+
+def test_floating_targets_and_gaps_of_a_csv_file(tmp_path, one_line):
+    def read(target, site="1", name="a"):
+        (tmp_path / f"{name}.csv").write_text(f"x,site,y\n1,2,0.25\n2,{site},{target}\n")
+        return HuggingFaceDataModule(
+            "csv", "x", "y", "site", data_files=str(tmp_path / f"{name}.csv"), root=tmp_path,
+            partition=Natural(),
+        )  # fmt: skip
+
+    data = read("1e1")
+    assert data.samples.targets.dtype == torch.float32
+    assert data.samples.targets.tolist() == [0.25, 10.0]
+    with one_line("the column 'y' has rows without a value"):
+        read("NA", name="b").setup()
+    with one_line("the column 'site' has rows without a value"):
+        read("1.5", "None", name="c").setup()
+
+
+@pytest.mark.parametrize(("mode", "channels"), [(None, 1), ("L", 1), ("RGB", 3)])
+def test_pixels_of_16_bits_keep_their_values(mode, channels, tmp_path, one_line):
+    """1000 and 60000 are 1000 / 257 = 3.891 and 60000 / 257 = 233.463 on the scale of 8 bits."""
+    images = [Image.fromarray(np.full((4, 5), value, np.uint16)) for value in (1000, 60000)]
+    folder = saved(tmp_path / "set", train={"picture": images, "label": [0, 1]})
+    data = HuggingFaceDataModule(folder, "picture", "label", image_mode=mode, num_clients=1)
+    inputs, _ = data.samples.gather(torch.arange(2))
+    assert inputs.shape == (2, channels, 4, 5)
+    assert (inputs[0] * 255 - 3.891).abs().max() < 5e-4
+    assert (inputs[1] * 255 - 233.463).abs().max() < 5e-4
+    real = Image.fromarray(np.full((4, 5), 0.5, np.float32))
+    folder = saved(tmp_path / "real", train={"picture": [real], "label": [0]})
+    data = HuggingFaceDataModule(folder, "picture", "label", image_mode=mode, num_clients=1)
+    with one_line("HuggingFaceDataModule: the image 0: ", "mode F)", "must have 8 or 16 bits"):
+        data.setup()

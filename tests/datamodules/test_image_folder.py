@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
 from datamodules import IID, ImageFolderDataModule, Natural, SharedTest, SplitOwn
@@ -167,3 +168,65 @@ def test_damaged_rows_of_a_table_are_refused(rows, parts, tmp_path, one_line):
     (tmp_path / "t.csv").write_bytes(b"file,class,client\n" + rows)
     with one_line("ImageFolderDataModule.table: ", "t.csv", *parts):
         ImageFolderDataModule(tmp_path, table="t.csv", num_clients=1).setup()
+
+
+def depths(folder, images):
+    """Writes images by path: an array [H, W] of uint16, uint8, int32 or float32."""
+    for path, pixels in images.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith(".pgm"):  # Pillow reads it as 32 bits
+            height, width = pixels.shape
+            head = f"P5 {width} {height} 65535\n".encode()
+            (folder / path).write_bytes(head + pixels.astype(">u2").tobytes())
+        else:
+            Image.fromarray(pixels).save(folder / path)
+
+
+def of_16_bits(value, dtype=np.uint16):
+    return np.full((8, 8), value, dtype)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "dtype"), [(".png", "<u2"), (".tif", "<u2"), (".tiff", ">u2"), (".pgm", "<u2")]
+)
+@pytest.mark.parametrize("size", [None, 4])
+def test_pixels_of_16_bits_keep_their_values(suffix, dtype, size, tmp_path):
+    """1000 and 60000 are 1000 / 257 = 3.891 and 60000 / 257 = 233.463 on the scale of 8 bits."""
+    dark, bright = of_16_bits(1000, dtype), of_16_bits(60000, dtype)
+    depths(tmp_path, {f"a/1{suffix}": dark, f"b/2{suffix}": bright})
+    data = ImageFolderDataModule(tmp_path, image_size=size, num_clients=1)
+    inputs, targets = data.samples.gather(torch.arange(2))
+    assert inputs.shape == (2, 3, size or 8, size or 8) and targets.tolist() == [0, 1]
+    assert (inputs[0] * 255 - 3.891).abs().max() < 5e-4
+    assert (inputs[1] * 255 - 233.463).abs().max() < 5e-4
+
+
+def test_16_bits_and_8_bits_have_one_scale(tmp_path):
+    """257 v with 16 bits is v with 8 bits, to the last digit."""
+    ramp = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    depths(tmp_path / "deep", {"a/1.png": 257 * ramp})
+    depths(tmp_path / "flat", {"a/1.png": ramp.astype(np.uint8)})
+    deep, flat = (
+        ImageFolderDataModule(tmp_path / name, num_clients=1).samples.gather(torch.arange(1))[0]
+        for name in ("deep", "flat")
+    )
+    assert torch.equal(deep, flat)
+
+
+def test_resized_pixels_of_16_bits_stay_between_black_and_white(tmp_path):
+    edges = np.zeros((8, 8), np.uint16)
+    edges[:, 4:] = 65535  # bicubic interpolation goes beyond both
+    depths(tmp_path, {"a/1.png": edges})
+    data = ImageFolderDataModule(tmp_path, image_size=16, num_clients=1)
+    inputs, _ = data.samples.gather(torch.arange(1))
+    assert (inputs.min(), inputs.max()) == (0, 1)
+
+
+def test_images_of_unknown_scale_are_refused(tmp_path, one_line):
+    for name, values in {"I": of_16_bits(70000, np.int32), "F": of_16_bits(0.5, "f4")}.items():
+        depths(tmp_path / name, {"a/1.tif": values})
+        with one_line(f"{tmp_path / name}/a/1.tif: ", f"mode {name})", "must have 8 or 16 bits"):
+            ImageFolderDataModule(tmp_path / name, num_clients=1).setup()
+    depths(tmp_path / "both", {"a/1.png": of_16_bits(3, np.uint8), "a/2.png": of_16_bits(3)})
+    with one_line("a/1.png and ", "a/2.png are read as uint8 and float32; all must have one type"):
+        ImageFolderDataModule(tmp_path / "both", num_clients=1).setup()

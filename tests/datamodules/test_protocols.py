@@ -10,17 +10,22 @@ from hypothesis import strategies as st
 
 from datamodules import (
     IID,
+    ArrayDataModule,
     ClassesPerClient,
     Dirichlet,
     LogNormal,
     MatchLabels,
     Natural,
+    OfficialSplit,
     Sampled,
     Shards,
     SharedTest,
     SplitOwn,
     TensorDataModule,
 )
+from models import LogisticRegression
+from pfl.algorithms import FedAvg
+from tests.problems import run
 
 RULES = [
     IID(),
@@ -284,3 +289,23 @@ def test_the_size_of_blocks_does_not_change_the_partition(protocol, monkeypatch)
     monkeypatch.setattr("datamodules.partitions.index_arrays._BLOCK", 16)
     cut = module(labels, [0, 1] * 20, LogNormal(1.0, min_size=1), protocol, 30)
     assert cut.partition.hash == whole
+
+
+def test_a_client_with_official_test_samples_only_is_a_newcomer(tmp_path):
+    """A hospital that comes after the training: the samples 4 and 5 of the official test set."""
+    inputs = np.arange(12, dtype=np.float32).reshape(6, 2) / 12
+    targets, ids = np.array([0, 1, 0, 1, 0, 1]), np.array(["a", "a", "c", "c", "b", "b"])
+    data = ArrayDataModule(
+        inputs[:4], targets[:4], inputs[4:], targets[4:], ids, partition=Natural(),
+        protocol=OfficialSplit(validation=0.0),
+    )  # fmt: skip
+    told = r"1 of 3 clients have official test samples only, and never train; loop.unseen: \[1\]"
+    with pytest.warns(UserWarning, match=told):
+        assert data.client_names == ["a", "b", "c"]
+    assert [data.partition.train[i].tolist() for i in range(3)] == [[0, 1], [], [2, 3]]
+    assert [data.partition.test[i].tolist() for i in range(3)] == [[], [4, 5], []]
+    method = run(FedAvg(LogisticRegression(2, 2), lr=0.1), data, 1, root=tmp_path, precision=None,
+                 unseen=[1], finetune=0)  # fmt: skip
+    (row,) = method.trainer.recorder.rows
+    assert row["train/samples"] == 4
+    assert "test/unseen/0/accuracy" in row and "test/global/accuracy" not in row

@@ -6,6 +6,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from datamodules import DatasetSamples, MappedSamples, TensorSamples
 from pfl.datamodules.samples.samples import concatenate
+from pfl.datamodules.transforms.transform import channel_statistics
 
 X = torch.arange(24.0).reshape(6, 2, 2)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -43,15 +44,28 @@ def test_gather_accepts_an_index_of_any_shape(samples, shape):
 
 
 def test_uint8_is_scaled_when_gathered():
-    images = torch.tensor([[0, 51], [255, 102]], dtype=torch.uint8)
-    expected = torch.tensor([[0.0, 0.2], [1.0, 0.4]])
+    images = torch.tensor([[[0, 51]], [[255, 102]]], dtype=torch.uint8)
+    expected = torch.tensor([[[0.0, 0.2]], [[1.0, 0.4]]])
     for samples in (
         TensorSamples(images, torch.zeros(2)),
         DatasetSamples(TensorDataset(images, torch.zeros(2))),
     ):
         torch.testing.assert_close(samples.gather(torch.arange(2))[0], expected)
     assert TensorSamples(images, torch.zeros(2)).nbytes == 4 + 2 * 4
-    assert images.tolist() == [[0, 51], [255, 102]]
+    assert images.tolist() == [[[0, 51]], [[255, 102]]]
+
+
+def test_a_table_of_uint8_is_not_scaled():
+    """Ages of 51 and 102 years are 51 and 102, as they would be in a CSV file."""
+    table = torch.tensor([[0, 51], [255, 102]], dtype=torch.uint8)
+    for samples in (
+        TensorSamples(table, torch.zeros(2)),
+        DatasetSamples(TensorDataset(table, torch.zeros(2))),
+    ):
+        inputs, _ = samples.gather(torch.tensor([1, 0, 1]))
+        assert inputs.dtype == torch.float32
+        assert inputs.tolist() == [[255, 102], [0, 51], [255, 102]]
+    assert channel_statistics(table)[0] == [127.5, 76.5]
 
 
 def test_gather_keeps_all_types_but_uint8():

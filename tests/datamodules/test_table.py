@@ -2,12 +2,25 @@
 
 import sys
 
+import jsonargparse
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
-from datamodules import IID, Natural, SharedTest, SplitOwn, TableDataModule
+from datamodules import (
+    IID,
+    LEAF,
+    ByValue,
+    FederatedDataModule,
+    FlowerRule,
+    Groups,
+    Natural,
+    SharedTest,
+    SplitOwn,
+    TableDataModule,
+    Within,
+)
 
 COLUMNS = {
     "age": [30, 41, 52, 63],
@@ -186,3 +199,150 @@ def test_csv_cells_have_the_kind_of_their_column(tmp_path):
     assert loaded.train.inputs.tolist() == [[float(np.float32(1e19)), 1.0], [1000.0, 0.0]]
     assert data.class_names == ["x\ny", "z"]
     assert loaded.columns["gap"].tolist() == [1, None]
+
+
+def from_yaml(text):
+    """Builds a data module from YAML, as a Lightning command line does."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    return parser.instantiate(parser.parse_string(text)).data
+
+
+def of_cells(path, cells, targets=("0", "1")):
+    """A CSV file with the cells as the column `site`, each in two rows, one of each target."""
+    rows = [f"{i},{cell},{target}" for i, cell in enumerate(cells) for target in targets]
+    path.write_text("\n".join(["a,site,y", *rows, ""]), encoding="utf-8")
+    return path
+
+
+IDS = [
+    # The cells in the order of their clients: of numbers where all are plain, else of text.
+    ["-3", "0", "7", "12", "100"],
+    ["007", "07", "12", "7"],
+    ["02134", "2134", "90210"],
+    ["100", "100.0", "1e2", "3"],
+    ["3", "\u0663", "\uff14"],  # 3, an Arabic three, a four of full width
+    ["+7", "7"],
+    [" 7", "7"],
+    ["1.10", "1.2", "1.20"],
+    ["36893488147419103231", "36893488147419103232"],  # equal as floating numbers
+    ["TRUE", "true"],
+]
+
+
+@pytest.mark.parametrize("cells", IDS, ids=lambda cells: cells[0])
+@pytest.mark.parametrize("by", ["client_column", "Natural", "LEAF", "Groups", "Within"])
+def test_each_text_of_an_id_is_a_client_of_that_name(cells, by, tmp_path):
+    path = of_cells(tmp_path / "a.csv", cells[::-1])  # their order in the file is another one
+    rules = {
+        "client_column": Natural(),
+        "Natural": Natural("site"),
+        "LEAF": LEAF("site", min_samples=2),
+        "Groups": Groups([[cell] for cell in cells], "site"),
+        "Within": Within(Natural("site"), IID()),
+    }
+    column = "site" if by == "client_column" else None
+    if by == "Groups" and cells[0] == "-3":  # whole numbers, as they are in the group
+        rules[by] = Groups([[int(cell)] for cell in cells], "site")
+    number = len(cells) if by == "Within" else None
+    data = TableDataModule(
+        path, "y", ["a"], column, partition=rules[by], num_clients=number,
+        protocol=SplitOwn(0.0, 0.0),
+    )  # fmt: skip
+    rows = [data.partition.train[client].tolist() for client in range(data.num_clients)]
+    # The rows 0 and 1 of the file have its first cell, which is the last one of `cells`.
+    first = [2 * (len(cells) - 1 - place) for place in range(len(cells))]
+    assert rows == [[row, row + 1] for row in first]
+    if by != "Within":
+        assert data.client_names == cells
+
+
+@pytest.mark.parametrize("cells", [c for c in IDS if c[0] not in ("TRUE", "1.10", "100")])
+def test_each_text_of_a_target_is_a_class_of_that_name(cells, tmp_path):
+    path = of_cells(tmp_path / "a.csv", "12", cells[::-1])
+    data = TableDataModule(path, "y", ["a"], num_clients=1)
+    assert data.class_names == cells
+    assert data.samples.targets.tolist() == [*range(len(cells))][::-1] * 2
+
+
+def test_a_test_file_decides_with_the_training_file_what_is_text(tmp_path):
+    train = of_cells(tmp_path / "train.csv", ["7", "12"], ["1", "2"])
+    test = of_cells(tmp_path / "test.csv", ["007", "7"], ["1", "01"])
+    data = TableDataModule(
+        train, "y", ["a"], "site", test, partition=Natural(), protocol=SplitOwn(0.0, 0.0)
+    )
+    assert data.client_names == ["007", "12", "7"]
+    assert data.class_names == ["01", "1", "2"]
+    # Rows: 7, 7, 12, 12 of the training file, then 007, 007, 7, 7 of the other one.
+    assert [data.partition.train[i].tolist() for i in range(3)] == [[4, 5], [2, 3], [0, 1, 6, 7]]
+    assert data.samples.targets.tolist() == [1, 2, 1, 2, 1, 0, 1, 0]
+
+
+def test_a_rule_by_value_still_takes_numbers(tmp_path):
+    path = of_cells(tmp_path / "a.csv", ["1e1", "9.5", "009"])
+    data = TableDataModule(
+        path, "y", ["a"], num_clients=3, partition=ByValue("site"), protocol=SplitOwn(0.0, 0.0)
+    )
+    # In the order of the numbers 9, 9.5 and 10.
+    assert [data.partition.train[i].tolist() for i in range(3)] == [[4, 5], [2, 3], [0, 1]]
+
+
+def test_a_column_of_floating_numbers_can_be_of_classes(file, tmp_path, one_line):
+    """As pandas writes whole numbers where one was missing."""
+    path = file({"x": [1, 2, 3, 4], "y": [10.0, 0.0, 2.0, 10.0]})
+    if path.suffix == ".csv":  # pyarrow writes 10
+        path.write_text("x,y\n1,10.0\n2,0.0\n3,2.0\n4,10.0\n")
+    assert TableDataModule(path, "y", num_clients=1).num_classes is None
+    data = TableDataModule(path, "y", num_clients=1, target_kind="classes")
+    assert data.class_names == ["0", "2", "10"]
+    assert data.samples.targets.tolist() == [2, 0, 1, 2]
+    with one_line("TableDataModule.target_kind: 'class'; it must be classes, numbers or None"):
+        TableDataModule(path, "y", num_clients=1, target_kind="class")
+    texts = of_cells(tmp_path / "a.csv", "1", ["1e2", "100", "100.0"])
+    data = TableDataModule(texts, "y", ["a"], num_clients=1, target_kind="classes")
+    assert data.class_names == ["100", "100.0", "1e2"]
+
+
+def test_a_column_of_whole_numbers_can_be_of_values(file, one_line):
+    path = file({"x": [1, 2, 3, 4], "y": [0, 1, 1, 7], "z": ["1", "b", "1", "1"]})
+    data = TableDataModule(path, "y", ["x"], num_clients=1, target_kind="numbers")
+    assert data.num_classes is None and data.class_names is None
+    assert data.samples.targets.dtype == torch.float32
+    assert data.samples.targets.tolist() == [0, 1, 1, 7]
+    data = TableDataModule(path, "z", ["x"], num_clients=1, target_kind="numbers")
+    with one_line("target_column: the column 'z' holds 'b'; it must hold numbers (row 2 after"):
+        data.setup()
+
+
+@pytest.mark.parametrize("sites", [["007", "7"], ["12", "7"]])
+def test_quoted_ids_of_groups_in_yaml_are_text(sites, tmp_path, one_line):
+    """In quotes, 007 is not the number 7; where the ids of the file are numbers, "12" is 12."""
+    path = of_cells(tmp_path / "a.csv", sites)
+    text = """
+data:
+  class_path: TableDataModule
+  init_args:
+    file: {}
+    target_column: y
+    feature_columns: [a]
+    client_column: site
+    protocol: {{class_path: SplitOwn, init_args: {{test: 0.0, validation: 0.0}}}}
+    partition: {{class_path: Groups, init_args: {{groups: {}}}}}
+"""
+    data = from_yaml(text.format(path, [[site] for site in sites]))
+    assert data.client_names == sites
+    assert [data.partition.train[i].tolist() for i in range(2)] == [[0, 1], [2, 3]]
+    if sites[0] == "007":
+        with one_line("Groups.groups: 7; it must be groups of ids that samples have, such as '0"):
+            from_yaml(text.format(path, "[[007]]")).setup()
+    with one_line("Groups.groups: ", "without ids in two places (['7'])"):
+        Groups([["7"], [7]], "site")
+
+
+def test_flowers_rule_of_natural_ids_takes_text():
+    rule = FlowerRule("NaturalIdPartitioner", {"partition_by": "site"})
+    assert rule.id_columns == ("site",)
+    by_number = FlowerRule("ContinuousPartitioner", {"partition_by": "age"})
+    assert by_number.id_columns == () == ByValue("age").id_columns == IID().id_columns
+    assert Within(Natural("a"), Groups(client_ids="b")).id_columns == ("a", "b")
+    assert Natural(["x", "y"]).id_columns == ()

@@ -64,13 +64,13 @@ FITS = {
         "SCAFFOLD(MLP(64, [6]))",
         DIGITS,
         "clients_per_round=3, sampling='bernoulli', clients_at_once=2, "
-        "privacy=Privacy(1.0, 1.0, adaptive=AdaptiveClip())",
+        "privacy=Privacy(1.0, 1.0, adaptive=AdaptiveClip(), reproducible=True)",
     ),
     "sample privacy": (
         "Ditto(MLP(64, [6]))",
         DIGITS,
         "clients_per_round=3, clients_at_once=2, dropout=0.4, "
-        "sample_privacy=SamplePrivacy(1.0, 1.0)",
+        "sample_privacy=SamplePrivacy(1.0, 1.0, reproducible=True)",
     ),
     "median": (
         "FedAvg(MLP(64, [6]))",

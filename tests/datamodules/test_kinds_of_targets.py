@@ -1,0 +1,96 @@
+"""What data and loss mean together: labels of one output, void labels, integer tables, classes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from datamodules import TableDataModule, TensorDataModule
+from models import LogisticRegression
+from pfl.algorithms import FedAvg
+from tests.problems import run
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+def rows(data, tmp_path, outputs=1, network=None, **settings):
+    """The rows of metrics.csv after two rounds of FedAvg."""
+    torch.manual_seed(0)
+    built = LogisticRegression(3, outputs) if network is None else network()
+    method = FedAvg(built, lr=0.5, **settings)
+    return run(method, data, 2, root=tmp_path, precision="32-true").trainer.recorder.rows
+
+
+def of(targets, inputs=X):
+    return TensorDataModule(inputs, targets, num_clients=2, batch_size=5)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap"])
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss])
+def test_floating_labels_n_are_labels_n_1_of_one_output(engine, loss, tmp_path):
+    flat = rows(of(Y.astype(np.float32)), tmp_path, loss=loss(), engine=engine)
+    column = rows(of(Y.astype(np.float32)[:, None]), tmp_path, loss=loss(), engine=engine)
+    assert flat == column
+    assert max(value for key, value in flat[-1].items() if key.endswith("accuracy")) > 0.7
+
+
+def test_labels_of_a_csv_file_for_one_output(tmp_path):
+    lines = [",".join(map(str, [*x, y])) for x, y in zip(X.tolist(), Y.tolist(), strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(["a,b,c,y", *lines, ""]))
+    table = TableDataModule(
+        tmp_path / "a.csv", "y", target_kind="numbers", num_clients=2, batch_size=5
+    )
+    loss = nn.BCEWithLogitsLoss()
+    expected = rows(of(Y.astype(np.float32)), tmp_path, loss=loss)
+    assert rows(table, tmp_path, loss=loss) == expected
+
+
+def test_integer_labels_of_one_output_are_told_what_works(tmp_path, one_line):
+    told = "num_classes=2, or, for one output with BCEWithLogitsLoss", "target_kind: numbers"
+    with one_line(*told, "targets.float()"):
+        rows(of(Y), tmp_path, loss=nn.BCEWithLogitsLoss())
+    with one_line("num_classes=2, or, for a regression", "targets.float()"):
+        rows(of(Y), tmp_path)
+
+
+def test_floating_classes_are_told_what_works(tmp_path, one_line):
+    with one_line("data: the targets", "targets.long(), or of target_kind: classes in a Table"):
+        rows(of(Y.astype(np.float32)), tmp_path, outputs=2)
+
+
+def test_integer_tables_are_told_what_works(tmp_path, one_line):
+    with one_line('the inputs are torch.int64: make them floating, as inputs.astype("float32")'):
+        rows(of(Y, np.arange(120).reshape(40, 3)), tmp_path, outputs=2)
+
+
+class Pixels(nn.Module):
+    """Three outputs for each of four pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 12)
+
+    def forward(self, x):
+        return self.head(x).view(-1, 3, 2, 2)
+
+
+def test_a_void_label_is_that_which_the_loss_ignores(tmp_path, one_line):
+    """With ignore_index=255, 255 is what -100 is without it."""
+    classes = np.random.default_rng(1).integers(0, 3, (40, 2, 2))
+    void = classes == 2
+    classes[::3] = 2  # a third class that is not void
+    void[::3] = False
+    masked = [np.where(void, ignored, classes) for ignored in (255, -100)]
+    loss = nn.CrossEntropyLoss(ignore_index=255)
+    assert (masked[0] == 255).any()
+    ignoring, usual = (
+        rows(of(masked[0]), tmp_path, network=Pixels, loss=loss),
+        rows(of(masked[1]), tmp_path, network=Pixels, loss=nn.CrossEntropyLoss()),
+    )
+    assert ignoring == usual
+    told = "num_classes=256", "if 255 means that there is no class, make it -100", "ignore_index"
+    with one_line("network: Pixels gives outputs of shape [3, 2, 2]", *told):
+        rows(of(masked[0]), tmp_path, network=Pixels)
+    with one_line("with 4 classes; give it num_classes=4"):
+        rows(of(np.where(classes == 2, 3, masked[0])), tmp_path, network=Pixels, loss=loss)

@@ -248,9 +248,9 @@ def never_trained(network: str, names: Sequence[str]) -> ConfigError:
     """Returns the error of a network with parameters that `parameters()` lacks."""
     first = ", ".join(names[:3])
     return ConfigError(
-        f"network: {network} would never train {first}, which PyTorch does not find in a Python "
-        f"list or dictionary; take nn.ModuleList, nn.ModuleDict or nn.ParameterList, or call "
-        f"requires_grad_(False) on what is to stay as it is"
+        f"network: {network} would never train {first}, which its parameters() lack, as all that "
+        f"stands in a Python list or dictionary; take nn.ModuleList, nn.ModuleDict or "
+        f"nn.Parameter, or call requires_grad_(False) on what is to stay as it is"
     )
 
 

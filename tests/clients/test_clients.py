@@ -335,6 +335,15 @@ def test_samples_in_order_are_the_same_and_consecutive_ones_are_no_copies():
     assert torch.equal(reverse.flip(0), inputs) and reverse.data_ptr() != begin
 
 
+def test_a_view_keeps_what_is_its_own():
+    """The samples of one owner, laid out in order, are one client's there and everyone's here."""
+    own = data()
+    everyone = np.arange(len(SIZES))
+    pooled = own.as_one_client(everyone)
+    assert pooled.in_order("train").sizes("train", np.arange(1)).tolist() == [sum(SIZES)]
+    assert own.in_order("train").sizes("train", everyone).tolist() == list(SIZES)
+
+
 def test_samples_are_not_laid_out_where_it_takes_much_memory_or_they_are_changed(monkeypatch):
     own = data()
     assert own.in_order("test") is own  # which is everyone's

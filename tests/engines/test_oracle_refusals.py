@@ -170,6 +170,23 @@ def test_layers_in_a_list_are_named_where_they_do_not_fit_the_others():
         make(network, inputs.double(), targets)
 
 
+class Scaled(nn.Module):
+    """A factor that is a tensor and no parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+        self.factor = torch.ones(1, requires_grad=True)
+
+    def forward(self, x):
+        return self.factor * self.head(x)
+
+
+def test_a_tensor_that_would_never_train_is_named():
+    with refused("network: Scaled", "factor", "nn.Parameter"):
+        make(Scaled(), *FEW)
+
+
 def test_a_network_of_which_all_layers_are_in_a_list_is_refused():
     network = held(list)
     network.layers.append(network.head)

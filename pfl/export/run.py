@@ -69,8 +69,9 @@ class RestoredRun(FederatedCLI):
         algorithm.trainer = trainer
         content = trainer.strategy.checkpoint_io.load_checkpoint(self.checkpoint)
         if isinstance(loop.datamodule, RemoteData):
-            self.parties = content["callbacks"]["Server"]["parties"]
-            loop.datamodule.connect(lambda: self.parties["facts"])
+            parties = content["callbacks"]["Server"]["parties"]
+            self.parties = parties
+            loop.datamodule.connect(lambda: parties["facts"])
         loop.prepare_data()
         loop.setup("predict")
         algorithm.setup("predict")

@@ -231,6 +231,9 @@ class FederatedAlgorithm(Method):
         if self._loaded is not None:
             trainer = self.trainer
             checkpoint.restore(self, self._loaded, trainer.global_rank, trainer.world_size)
+            secret = checkpoint.secret_of(self, self._loaded)
+            if secret is not None:
+                self.take_secret(secret)
             self._loaded = None
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start

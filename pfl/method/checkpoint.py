@@ -138,25 +138,23 @@ def restore(module: Method, saved: dict[str, Any], rank: int, world: int) -> Non
     private = module.run.private
     if private is not None:
         private.clip = saved["clip"]
-    restore_secret(module, saved)
     restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes
         _check_ids(saved["ledger"]["clients"], module.store.num_clients, "federated.ledger.clients")
         module.ledger.load_state_dict(saved["ledger"])
 
 
-def restore_secret(module: Method, saved: dict[str, Any]) -> None:
-    """Goes on with the noise of a checkpoint's secret key, which lies beside the checkpoint.
+def secret_of(module: Method, saved: dict[str, Any]) -> Secret | None:
+    """Returns the secret key of a private run, which lies beside its checkpoint; None: a new one.
 
     Raises:
         ConfigError: It is not there, and the noise of several rounds belongs together.
     """
     loop = module.run.loop
     if loop.secret is None:
-        return
+        return None
     if SECRET in saved:
-        module.take_secret(Secret(saved[SECRET]))
-        return
+        return Secret(saved[SECRET])
     privacy = loop.participation.privacy
     if privacy is not None and privacy.bands > 1:
         raise ConfigError(
@@ -168,6 +166,7 @@ def restore_secret(module: Method, saved: dict[str, Any]) -> None:
         f"ckpt_path: {KEY_FILE} is not beside the checkpoint; the noise of the rounds to come is "
         f"drawn from a new key, and is not that of an uninterrupted run"
     )
+    return None
 
 
 def restore_states(store: ClientStore, saved: dict[str, Any], rank: int, world: int) -> None:

@@ -78,6 +78,7 @@ class ClientData:
         self.poison = poison
         self.device = torch.device(device)
         self.transforms = datamodule.transforms
+        self._shown_as_stored = not datamodule.transforms and poison is None
         self.whole_samples: Samples = datamodule.samples.to(device)
         self.frozen: tuple[str, Tensor] | None = None  # what frozen layers give, by its checksum
         # The seed of mini-batches that are Poisson samples; None: they are no Poisson samples.
@@ -251,7 +252,7 @@ class ClientData:
         Yields:
             A range of steps; inputs and targets; the positions in these of the steps' samples.
         """
-        if self.in_memory and not (self.transforms or self.poison):
+        if self._shown_as_stored and self.in_memory:
             samples = typing.cast(TensorSamples, self.samples)
             yield slice(0, len(picks)), samples.inputs, samples.targets, picks
             return
@@ -328,7 +329,7 @@ class Clients:
     @property
     def sizes(self) -> np.ndarray:
         """Number of samples of each client, int64 [C]."""
-        return self.data.sizes(self.split, self.ids)
+        return getattr(self.data.splits, self.split).sizes[self.ids]
 
     @property
     def empty(self) -> slice:

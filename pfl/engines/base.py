@@ -127,7 +127,7 @@ class Engine(ABC):
         """Returns how many of `clients` clients train in lock step, on `threads` threads."""
         share = -(-clients // threads)
         size = self.runner.space.size
-        on_cpu = self.runner.device.type == "cpu"
+        on_cpu = self.runner.space.vector.device.type == "cpu"
         if not self.batched and on_cpu:
             return 1
         if not self.batched:

@@ -216,8 +216,11 @@ class Oracle:
         """
         if step.part is not None:
             step = step._replace(moving=self.space.moving(step.part))
-        engine, f = self._engine_of(objective)
-        losses, counts = engine.descend(v, blocks, step, buffers, f)
+        if objective is None:
+            losses, counts = self.engine.descend(v, blocks, step, buffers)
+        else:
+            engine, f = self._engine_of(objective)
+            losses, counts = engine.descend(v, blocks, step, buffers, f)
         if self._count is not None:
             self._count(sum(counts))
         return losses, counts

@@ -32,8 +32,8 @@ from pfl.method.scoring import Evaluation, predictions
 from pfl.method.transport import Compared, Pooled, Simulation, Transport, chunks_of
 from pfl.randomness import Secret
 from pfl.rounds.context import Cohort, RunContext
+from pfl.stages.mean import Stages
 from pfl.stages.private import GRADIENTS
-from pfl.stages.stage import Stage
 
 
 class FederatedAlgorithm(Method):
@@ -79,7 +79,7 @@ class FederatedAlgorithm(Method):
     """
 
     transport: Transport
-    stages: list[Stage]
+    stages: Stages
     context: RunContext
 
     def __init__(
@@ -96,7 +96,7 @@ class FederatedAlgorithm(Method):
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
         check_server_step(self.server_optimizer_factory)
         self.evaluation: Evaluation | None = None
-        self.stages = []
+        self.stages = Stages((), weighting)
         self.process_threads = torch.get_num_threads()
         self._given: Transport | None = None  # what `connect` was given
         self._strict = False  # whether all hooks are checked in all rounds

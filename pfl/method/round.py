@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -15,8 +14,8 @@ from pfl.method.hooks import Method
 from pfl.method.round_totals import RoundTotals, not_finite
 from pfl.method.transport import Transport
 from pfl.rounds.context import Cohort, RunContext
-from pfl.stages.mean import WeightedMean, mean_among
-from pfl.stages.stage import Messages, Stage
+from pfl.stages.mean import Stages
+from pfl.stages.stage import Messages
 
 
 class RoundResult(NamedTuple):
@@ -35,7 +34,7 @@ def run_round(
     method: Method,
     cohort: Cohort,
     transport: Transport,
-    stages: Sequence[Stage],
+    stages: Stages,
     context: RunContext,
 ) -> RoundResult:
     """Runs one round, as the head of `pfl.method.hooks` says it.
@@ -52,8 +51,7 @@ def run_round(
     """
     progress = method.progress
     metrics = method.new_metrics()
-    mean = mean_among(stages) or WeightedMean(method.weighting)
-    totals = RoundTotals(mean, method.states.messages, method.space.vector)
+    totals = RoundTotals(stages.mean, method.states.messages, method.space.vector)
     for stage in stages:
         stage.begin(cohort.round)
 
@@ -83,7 +81,7 @@ def run_round(
 
     # The server reads the means over all processes, and moves the model.
     totals.reduce()
-    participants = mean.participants(len(totals.ids))
+    participants = stages.mean.participants(len(totals.ids))
     progress.note_participants(participants, totals.ids)
     received = totals.means(context.sizes, metrics)
     if totals.not_finite:
@@ -109,7 +107,10 @@ def run_round(
     if cohort.may_fail:
         row["dropped"] = int(counts.lost)
     row |= transport.numbers(int(counts.lost))
-    return RoundResult(row | metrics, totals.tables(method.tables))
+    tables = {}
+    if method.tables:
+        tables = totals.tables(method.tables)
+    return RoundResult(row | metrics, tables)
 
 
 def _step(method: Method) -> None:

@@ -165,7 +165,8 @@ class Simulation(Transport):
         return Group(clients, down, exchange.number_of_bytes(sent), log, parcel)
 
     def settle(self, method: Method, group: Group) -> None:
-        method.states.commit(group.clients, counted=group.parcel is not None)
+        if method.states.declared:
+            method.states.commit(group.clients, counted=group.parcel is not None)
 
     def evaluation(self, method: Method) -> Evaluation:
         return Evaluation(self.loop, method.device, self.stages)

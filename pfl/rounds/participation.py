@@ -140,6 +140,7 @@ class Participation:
         self.dropout = Affected.read("dropout", dropout)
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
+        self._all_alike = not (self.dropout or self.stragglers)
         require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
 
     # ---- the population -----------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Participation:
         Returns:
             Each part, and whether the messages of its clients arrive. The first part may be empty.
         """
-        if not (self.dropout or self.stragglers):
+        if self._all_alike:
             return [(clients, True)]
         work = self.work(clients.round, clients.ids)
         fails = self.dropout.mask(self.seed, clients.round, clients.ids)

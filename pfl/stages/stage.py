@@ -153,7 +153,7 @@ def in_order(stages: Sequence[Stage]) -> list[Stage]:
     """Returns stages in the order in which they act.
 
     Raises:
-        ConfigError: One of them takes what another one needs, or two of them make the means.
+        ConfigError: One of them takes what another one needs.
     """
     for stage in stages:
         for other in stages:

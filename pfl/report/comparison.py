@@ -119,23 +119,43 @@ class Comparison:
     # ---- statistics ---------------------------------------------------------------------------
 
     def pairs(self, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the scores of a method and of the baseline, a pair for each client and seed.
+        """Returns the scores of a method and of the baseline, a pair for each client.
+
+        Scores of a client are its mean over the seeds, since the differences of one client are
+        alike under all seeds. Runs of other seeds have the same clients if their partitions are
+        equal, or their clients' names; otherwise each seed has clients of its own.
 
         Empty if a run of the method diverged: the seeds that are left would flatter it. Runs with
         different partitions are not paired.
         """
-        ours: list[np.ndarray] = []
-        theirs: list[np.ndarray] = []
         runs = self.of(label)
-        for run in [] if any(run.diverged for run in runs) else runs:
+        if any(run.diverged for run in runs):
+            return np.empty(0), np.empty(0)
+        seeds: dict[Any, list[np.ndarray]] = {}  # of the runs with the same clients: [2, clients]
+        for run in runs:
             other = self.baseline_of(run)
             if other is None or run.shares_partition(other) is False:
                 continue
-            a, b = self.client_scores(run), self.client_scores(other)
-            if a is not None and b is not None and len(a) == len(b):
-                ours.append(a)
-                theirs.append(b)
-        return np.concatenate([np.empty(0), *ours]), np.concatenate([np.empty(0), *theirs])
+            ours = self.client_scores(run)
+            theirs = self.client_scores(other)
+            if ours is None or theirs is None or len(ours) != len(theirs):
+                continue
+            pair = np.array([ours, theirs], np.float64)
+            pair[:, np.isnan(pair).any(axis=0)] = np.nan
+            seeds.setdefault(self._clients_of(run, len(ours)), []).append(pair)
+        means = [np.empty((2, 0)), *map(_mean_of_known, seeds.values())]
+        method, baseline = np.concatenate(means, axis=1)
+        return method, baseline
+
+    def _clients_of(self, run: Run, count: int) -> tuple[Any, ...]:
+        """Returns what runs with the same clients have in common."""
+        digests = {one.summary.get("partition_hash") for one in self.runs} - {None}
+        if len(digests) < 2:
+            return (count,)
+        names = run.clients.get("name")
+        if names is not None:
+            return tuple(names.tolist())
+        return (count, run.summary.get("partition_hash"))
 
     @cached_property
     def statistics(self) -> dict[str, tuple[Paired, float]]:
@@ -234,6 +254,14 @@ class Comparison:
         if self.tuning and not notes:
             return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
         return notes
+
+
+def _mean_of_known(pairs: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the mean of arrays, each entry over those that are not NaN; NaN where all are."""
+    stacked = np.stack(pairs)
+    known = (~np.isnan(stacked)).sum(axis=0)
+    sums = np.nansum(stacked, axis=0)
+    return np.divide(sums, known, out=np.full(sums.shape, np.nan), where=known > 0)
 
 
 def _unequal(what: str, values: Mapping[str, float]) -> list[str]:

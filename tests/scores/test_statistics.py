@@ -50,6 +50,38 @@ def test_rounding_to_float32_breaks_no_ties():
     assert result.difference == pytest.approx((right - also).mean() / 10, abs=1e-7)
 
 
+def test_one_client_with_a_large_loss_changes_nothing_for_the_others():
+    """All 200 clients lose less than the baseline, by .005 to .015; the last has equal scores.
+
+    Its pair is a tie, so that Wilcoxon's test has the other 199 differences; the mean difference is
+    their sum divided by 200.
+    """
+    rng = np.random.default_rng(0)
+    baseline = rng.normal(0.5, 0.02, 200)
+    method = baseline - rng.uniform(0.005, 0.015, 200)
+    for large in (0.5, 2_000.0, 100_000.0):
+        method[-1] = baseline[-1] = large
+        result = compare_pairs(method, baseline, larger_is_better=False)
+        assert (result.wins, result.ties, result.losses) == (199, 1, 0)
+        differences = (method - baseline)[:-1]
+        assert result.p == pytest.approx(stats.wilcoxon(differences).pvalue, rel=1e-3)
+        assert result.difference == pytest.approx(differences.sum() / 200, rel=1e-12)
+
+
+def test_many_close_differences_are_no_chain_of_ties():
+    """20,000 differences from 0.1 to 0.101 have steps of 5e-8, a fifth of the rounding.
+
+    The lower half is won, the upper half lost, so that the ranks tell: the sum of ranks of the
+    lower half is n (n + 1) / 2 of n = 10,000, and the statistic is far from its mean. A chain of
+    ties would give all sizes one rank, and p = 1.
+    """
+    sizes = np.linspace(0.1, 0.101, 20_000)
+    signs = np.where(np.arange(20_000) < 10_000, 1, -1)
+    result = compare_pairs(1 + signs * sizes, np.ones(20_000))
+    assert (result.wins, result.losses) == (10_000, 10_000)
+    assert result.p < 1e-100
+
+
 def test_equal_scores_have_no_p_value():
     result = compare_pairs(np.ones(4), np.ones(4))
     assert math.isnan(result.p) and result.ties == 4

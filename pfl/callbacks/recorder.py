@@ -257,6 +257,7 @@ class RunRecorder(Callback):
         better, chosen = loop.metrics.higher_is_better, loop.select_by
         main = candidates(map(str, scores), "test", chosen)
         names = getattr(loop.datamodule, "client_names", None)
+        adapted = run_result.finetuning_samples(algorithm, loop)
         self.summary = {
             "name": self.folder.name,
             "folder": str(self.folder),
@@ -275,6 +276,7 @@ class RunRecorder(Callback):
             **({} if private is None else {"privacy": private.describe()}),
             **({} if epsilons is None else {"sample_epsilon": float(epsilons.max())}),
             **loop.datamodule.left_out(),
+            **({"finetuning_samples": adapted} if adapted else {}),
             "seed": loop.seed,
             "wall_seconds": self.seconds,
             "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from pfl import files
+from pfl.clients.schedule import LocalSchedule
 from pfl.communication import Ledger
 from pfl.datamodules import FederatedDataModule
 from pfl.method.algorithm import FederatedAlgorithm
@@ -148,6 +149,24 @@ def named_clients(
     if (gain := gains(scores, metrics, by)) is not None:
         result["lost_clients"] = [names[client] for client in np.flatnonzero(gain < 0).tolist()]
     return result
+
+
+def finetuning_samples(algorithm: FederatedAlgorithm, loop: FederatedLoop) -> dict[str, float]:
+    """Returns by the number of local steps how many sample gradients `loop.finetune` takes.
+
+    It is the sum over the clients that are fine-tuned, once each: a step has the samples of its
+    mini-batch, and the last mini-batch of an epoch those that are left.
+    """
+    sizes = np.asarray(loop.datamodule.partition.train.sizes)
+    apart = np.concatenate([loop.unseen_clients, loop.participation.attacker_ids])
+    sizes = np.delete(sizes, apart.astype(np.int64))
+    samples = {}
+    for steps in loop.finetuning.steps:
+        schedule = LocalSchedule(algorithm.batch_size, steps=steps)
+        epochs, rest = np.divmod(steps, np.maximum(schedule.steps_per_epoch(sizes), 1))
+        of_rest = np.minimum(rest * (algorithm.batch_size or 0), sizes)
+        samples[str(steps)] = float((epochs * sizes + of_rest).sum())
+    return samples
 
 
 def peak_memory() -> int | None:

@@ -241,7 +241,12 @@ class Comparison:
             for label in self.labels:
                 ends = [run.within(self.budget)[-1:] for run in self.of(label)]
                 if all(ends):
-                    means[label] = float(np.mean([cost_of(row, what) for (row,) in ends]))
+                    costs = [cost_of(row, what) for (row,) in ends]
+                    if what == "gradients":
+                        model = self.main_kind(label)
+                        adapted = [run.finetuning_samples(model) for run in self.of(label)]
+                        costs = np.add(costs, adapted).tolist()
+                    means[label] = float(np.mean(costs))
             notes += _unequal(what if self.budget else f"{what} in the whole run", means)
         return notes
 

@@ -26,15 +26,13 @@ def curves(comparison: Comparison, suffix: str = "") -> Figure:
 
     The suffix "_worst10" draws the mean of the worst tenth of the clients.
     """
-    number, scores = comparison.number, {}
-    for label in comparison.labels:
-        name = comparison.score_of(label)
-        scores[label] = f"{name}{suffix}" if name else ""
-    table: list[Row] = [
-        {"train/samples": 0, BYTES: 0, **row, "score": row[scores[row["run"]]]}
-        for row in rows_of(comparison.runs, comparison.budget)
-        if scores[row["run"]] in row
-    ]
+    number = comparison.number
+    table: list[Row] = []
+    for run in comparison.runs:
+        score = f"{comparison.score_of(run.label)}{suffix}"
+        for row in rows_of([run], comparison.budget, comparison.main_kind(run.label)):
+            if score in row:
+                table.append({"train/samples": 0, BYTES: 0, **row, "score": row[score]})
     label = f"test {number}" + (", worst tenth" if suffix else "")
     runs = {name: name for name in comparison.labels}
     timed = all("virtual_seconds" in row for row in table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from pfl.scores.names import ScoreName, direction, models_of, numbers_of
 from pfl.scores.runs import Row, Run
 from pfl.scores.statistics import Paired, mean_ranks
 
+COUNTS = "score that counts"  # the column of the model that counts, the only one with a best
 MEANS_ONLY = {
     "gained": ".0%",
     "MB up": ",.2f",
@@ -48,7 +49,8 @@ def overview_table(comparisons: Sequence[Comparison]) -> Table:
 def score_table(comparison: Comparison) -> Table:
     """Returns a row for each method: scores, worst tenth, metrics, gain and costs.
 
-    `model` is the model that counts, whose worst tenth, metrics, gain and parameters these are.
+    `model` is the model that counts, whose score, worst tenth, metrics, gain and parameters these
+    are. The best score that counts is the best of the table.
     """
     numbers = {label: _numbers(comparison, label) for label in comparison.labels}
     empty = set() if comparison.tuning else {"tuning trials"}
@@ -60,8 +62,11 @@ def score_table(comparison: Comparison) -> Table:
     columns = [Column("method"), Column("model")]
     for head in heads:
         number = head if head in numbers_of(comparison.columns) else comparison.number
-        form = MEANS_ONLY.get(head)
-        columns.append(Column(head, form) if form else _score_column(head, comparison, number))
+        if head in MEANS_ONLY:
+            columns.append(Column(head, MEANS_ONLY[head]))
+            continue
+        column = _score_column(head, comparison, number)
+        columns.append(column if head == COUNTS else replace(column, better=None))
     rows: list[list[Cell]] = []
     for label, row in numbers.items():
         cells = [Estimate.of(row[head]) for head in heads]
@@ -136,11 +141,13 @@ def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
 def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> dict[str, float]:
     """Returns a run's numbers in the round that counts, by the columns of the tables; NaN for none.
 
-    Bytes and gradients are those up to the round `last`, if it is given.
+    Bytes and gradients are those up to the round `last`, if it is given. Gradients have those of
+    each client's fine-tuning, once, if a fine-tuned model counts.
     """
     number, columns = comparison.number, comparison.columns
     row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label) or ""
-    names = {m: ScoreName("test", m, number) for m in models_of(columns, number)}
+    names = {COUNTS: ScoreName("test", main, number)}
+    names |= {m: ScoreName("test", m, number) for m in models_of(columns, number)}
     names["worst 10%"] = ScoreName("test", main, f"{number}_worst10")
     others = [name for name in numbers_of(columns) if name not in (number, "loss")]
     names |= {name: ScoreName("test", main, name) for name in others}
@@ -153,7 +160,7 @@ def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> di
         "MB up": costs.get("comm/uplink_bytes", np.nan) / 1e6,
         "MB down": costs.get("comm/downlink_bytes", np.nan) / 1e6,
         "parameters": row.get(size, np.nan),
-        "gradients": costs.get("train/samples", np.nan),
+        "gradients": costs.get("train/samples", np.nan) + run.finetuning_samples(main),
         "seconds": np.nan if seconds is None else seconds,
         "virtual seconds": costs.get("virtual_seconds", np.nan),
     }

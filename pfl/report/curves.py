@@ -65,14 +65,24 @@ class Line:
     high: np.ndarray
 
 
-def rows_of(runs: Sequence[Run], budget: tuple[str, float] | None = None) -> list[dict[str, Any]]:
-    """Returns the rows of `metrics.csv` of some runs as panels take them, and all bytes so far."""
+def rows_of(
+    runs: Sequence[Run], budget: tuple[str, float] | None = None, model: str | None = None
+) -> list[dict[str, Any]]:
+    """Returns the rows of `metrics.csv` of some runs as panels take them, and all bytes so far.
+
+    Sample gradients have those of each client's fine-tuning, once, if a `model` is fine-tuned.
+    """
     rows = []
     for run in runs:
+        adapted = run.finetuning_samples(model)
         for row in run.within(budget):
             entry = {"run": run.label, "seed": run.seed, "diverged": 0, **row}
+            if adapted and "train/samples" in row:
+                entry["train/samples"] = row["train/samples"] + adapted
             both = [row[way] for way in BUDGETS["bytes"] if way in row]
-            rows.append(entry | ({BYTES: sum(both)} if len(both) == 2 else {}))
+            if len(both) == 2:
+                entry[BYTES] = sum(both)
+            rows.append(entry)
     return rows
 
 

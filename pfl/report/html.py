@@ -70,7 +70,9 @@ def _overview(comparison: Comparison) -> Table:
     for index, run in enumerate(comparison.runs):
         row, last = comparison.chosen[id(run)] or {}, run.rows[-1] if run.rows else {}
         place: dict[str, Cell] = {"run": Link(f"#run-{index}", run.label), "seed": run.seed}
-        counts = {"rounds": last.get("round"), "round that counts": row.get("round")}
+        name = comparison.score_of(run.label)
+        counts = {"rounds": last.get("round"), "score of the last round": last.get(str(name))}
+        counts["round that counts"] = row.get("round")
         place |= {**counts, "model": comparison.main_kind(run.label)}
         rows.append({**place, **run_numbers(comparison, run, row or last)})
     known = any(number_of(row["gained"]) is not None for row in rows)
@@ -145,7 +147,7 @@ def _part(index: int, run: Run, comparison: Comparison, seen: dict[str, int]) ->
     table = _fewer(whole, figures.MOST_CLIENTS)
     digest = str(run.summary.get("partition_hash", index))
     state = "The run diverged." if run.diverged else "The run has not ended."
-    words = [str(run.summary.get("protocol", state))]
+    words = [str(run.summary.get("protocol", state)), *_round_words(run, comparison)]
     if "privacy" in run.summary:
         epsilon = run.summary["privacy/epsilon"]
         words.append(f"Privacy: epsilon {epsilon:.4g}, {run.summary['privacy']}.")
@@ -172,6 +174,22 @@ def _part(index: int, run: Run, comparison: Comparison, seen: dict[str, int]) ->
         "facts": Table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()]),
         "config": config_of(run.folder),
     }
+
+
+def _round_words(run: Run, comparison: Comparison) -> list[str]:
+    """Returns the scores after the last round, and after the best round by validation, in words."""
+    name = comparison.score_of(run.label)
+    chosen = comparison.chosen[id(run)] or {}
+    tested = [row for row in run.rows if str(name) in row]
+    words = []
+    if tested:
+        score = f"{comparison.main_kind(run.label)} {comparison.number}"
+        last = tested[-1]
+        words.append(f"Last round: round {last['round']:.0f}, test {score} {last[str(name)]:.4f}.")
+        if "selected_by" in chosen and str(name) in chosen:
+            best = f"round {chosen['round']:.0f}, test {score} {chosen[str(name)]:.4f}"
+            words.append(f"Best by validation: {best}.")
+    return words
 
 
 def _clients(table: dict[str, np.ndarray]) -> Table | None:

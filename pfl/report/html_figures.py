@@ -62,9 +62,10 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     scores = columns_by_title(runs, suffix)
     have = [set(columns_of(rows_of([run]))) for run in runs if run.rows]
     axes = {title: name for title, name in AXES.items() if all(name in names for names in have)}
-    rows, names = rows_of(runs), {label: label for label in labels}
+    names = {label: label for label in labels}
     for score, columns in scores.items():
         for kind, column in columns.items():
+            rows = rows_of(runs, model=kind)
             units = [(x, UNITS.get(x, 1)) for x in axes.values()]
             panels = [Panel(names, {}, x=x, y=[column], x_unit=unit) for x, unit in units]
             lines = [{line.label: line for line in panel.lines(rows)} for panel in panels]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pfl.errors import printable
 from pfl.report.table import Cell, Column, Table, text
-from pfl.scores.names import ScoreName, models_of, numbers_of
+from pfl.scores.names import ScoreName, candidates, models_of, numbers_of
 
 COLUMNS = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
 
@@ -17,7 +17,10 @@ def summary_table(summary: dict[str, Any]) -> str:
     title = f"{summary['algorithm']}, {rounds}, {summary['wall_seconds']:.0f} s"
     numbers = numbers_of(summary)
     shown = [number for number in numbers if number != "loss" or "accuracy" not in numbers]
-    lines = ["", title, *([] if numbers else ["  nothing was tested"])]
+    if numbers:
+        lines = ["", f"{title}; last round:"]
+    else:
+        lines = ["", title, "  nothing was tested"]
     for number in shown:
         lines += [f"  {line}" for line in text(_scores(summary, number)).splitlines()]
     if "gained" in summary:
@@ -31,6 +34,8 @@ def summary_table(summary: dict[str, Any]) -> str:
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             lines.append(f"  {word}: {', '.join(names[:5])}{more}")
+    if words := best_words(summary.get("best"), summary.get("select_by")):
+        lines.append(f"  {words}")
     up, down = (size(summary[f"comm/{way}_bytes"]) for way in ("uplink", "downlink"))
     lines.append(f"  sent up {up}, down {down}")
     if "virtual_seconds" in summary:
@@ -49,6 +54,22 @@ def summary_table(summary: dict[str, Any]) -> str:
         lines.append(f"  left out: {words}")
     lines.append(f"  everything else: {summary['folder']}")
     return "\n".join(map(printable, lines))
+
+
+def best_words(best: dict[str, Any] | None, select_by: str | None = None) -> str:
+    """Returns in words which round is the best by validation, and the test score that counts there.
+
+    Args:
+        best: The row of that round (`pfl.scores.runs.best_round`); None: no round was validated.
+        select_by: The run's `loop.select_by`.
+    """
+    if best is None:
+        return ""
+    names = candidates(best, "test", select_by) or candidates(best, "val", select_by)
+    name = names[0]
+    split = {"test": "test", "val": "validation"}[name.split]
+    score = f"{name.model} {name.number} {best[str(name)]:.4f}"
+    return f"best by validation: round {best['round']:.0f}, {split} score {score}"
 
 
 def _scores(summary: dict[str, Any], number: str) -> Table:

@@ -158,6 +158,18 @@ class Table:
             return None
         return column.text(max(known) if column.better else min(known))
 
+    def are_best(self) -> list[list[bool]]:
+        """Returns for each cell whether its mean, as it is shown, is the best of its column."""
+        best = [self.best(place) for place in range(len(self.columns))]
+        found = []
+        for row in self.rows:
+            shown = []
+            for (cell, column), good in zip(self.pairs(row), best, strict=True):
+                number = number_of(cell)
+                shown.append(number is not None and column.text(number) == good)
+            found.append(shown)
+        return found
+
 
 def number_of(cell: Cell) -> float | None:
     """Returns the number, or the mean, in a cell; None if there is none, or it is NaN."""
@@ -179,9 +191,13 @@ def text(table: Table) -> str:
 
 
 def markdown(table: Table) -> str:
-    """Returns a table in Markdown."""
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in table.cells]
-    head, *rows = (f"| {' | '.join(row)} |" for row in escaped)
+    """Returns a table in Markdown, with the best numbers of each column in bold."""
+    head, *rows = [[cell.replace("|", r"\|") for cell in row] for row in table.cells]
+    for cells, best in zip(rows, table.are_best(), strict=True):
+        for place, is_best in enumerate(best):
+            if is_best:
+                cells[place] = f"**{cells[place]}**"
+    head, *rows = (f"| {' | '.join(row)} |" for row in [head, *rows])
     return "\n".join([head, f"|{'---|' * len(table.columns)}", *rows]) + "\n"
 
 
@@ -204,14 +220,12 @@ def latex(
     """
     table = table if columns is None else table.only(columns)
     table = table.in_percent() if percent else table
-    best = [table.best(place) if bold else None for place in range(len(table.columns))]
     lines = [" & ".join(map(escape, table.heads)) + r" \\", r"\midrule"]
-    for row in table.rows:
-        cells = []
-        for (cell, column), good in zip(table.pairs(row), best, strict=True):
-            words, number = escape(column.text(cell)), number_of(cell)
-            is_best = number is not None and column.text(number) == good
-            cells.append(rf"\textbf{{{words}}}" if is_best else words)
+    for row, best in zip(table.rows, table.are_best(), strict=True):
+        cells = [escape(column.text(cell)) for cell, column in table.pairs(row)]
+        for place, is_best in enumerate(best):
+            if bold and is_best:
+                cells[place] = rf"\textbf{{{cells[place]}}}"
         lines.append(" & ".join(cells) + r" \\")
     if mean:
         means = [Estimate.of(np.array(table.numbers(p))) for p in range(len(table.columns))]

@@ -116,6 +116,16 @@ class Run:
         """For each metric beside accuracy and loss whether large values are good."""
         return self.summary.get("higher_is_better") or {}
 
+    def finetuning_samples(self, model: str | None) -> float:
+        """Returns the sample gradients of every client's fine-tuning, once, to a kind of model.
+
+        0 for models that are not fine-tuned, such as "global"; see `RunRecorder`.
+        """
+        kind, _, steps = (model or "").partition("/")
+        if kind != "finetuned":
+            return 0.0
+        return float(self.summary.get("finetuning_samples", {}).get(steps, 0.0))
+
     def shares_partition(self, other: Run) -> bool | None:
         """Returns whether two runs have the same partition; None if a run has not recorded it."""
         one, two = (run.summary.get("partition_hash") for run in (self, other))
@@ -177,7 +187,7 @@ class Run:
 def _summary(folder: Path) -> Row:
     """Returns the content of `summary.json`, whose values that are read have the right types."""
     types: dict[str, Any] = {"seed": int, "select_by": str, "wall_seconds": int | float}
-    types |= {"higher_is_better": dict, "versions": dict}
+    types |= {"higher_is_better": dict, "versions": dict, "finetuning_samples": dict}
     path = folder / "summary.json"
     with files.reading(path):
         content = files.read_json(path)

@@ -233,6 +233,38 @@ def test_table_has_metrics_and_the_clients_that_count():
     assert ["lost:", r"\x1b[2J"] in cells  # what a terminal would obey is shown
 
 
+def test_table_names_the_last_round_and_the_best_one_by_validation():
+    """The last round's score is 0.25; validation is best in round 4, whose test score is 0.75."""
+    summary = {"algorithm": "FedRep", "round": 5, "wall_seconds": 1.0, "folder": "runs/x"}
+    summary |= {"comm/uplink_bytes": 1, "comm/downlink_bytes": 1}
+    summary |= {"test/personalized/accuracy": 0.25, "test/global/accuracy": 0.5}
+    best = {"round": 4, "selected_by": "val/personalized/accuracy"}
+    best |= {"val/personalized/accuracy": 1.0, "test/personalized/accuracy": 0.75}
+    best |= {"test/global/accuracy": 0.625}
+    lines = [line.strip() for line in summary_table(summary | {"best": best}).splitlines()]
+    assert "FedRep, 5 rounds, 1 s; last round:" in lines
+    assert "best by validation: round 4, test score personalized accuracy 0.7500" in lines
+    chosen = {"best": best, "select_by": "global/accuracy"}
+    assert "round 4, test score global accuracy 0.6250" in summary_table(summary | chosen)
+    assert "best by validation" not in summary_table(summary | {"best": None})
+
+
+def test_the_gradients_of_fine_tuning_are_in_the_summary(tmp_path):
+    """Five steps with batches of 16 are, for a client with n samples, whole epochs of n samples and
+    the first batches of the next one; a client that never trains, and one step, count apart."""
+    loop = {"finetune": [1, 5], "unseen": [0]}
+    trainer = fit(tmp_path, FedAvg(MLP(64, [8]), batch_size=16), digits(), loop=loop)
+    sizes = trainer.recorder.columns["train_samples"][1:].tolist()
+    expected = {"1": 0, "5": 0}
+    for n in sizes:
+        batches = [min(16, n - begin) for begin in range(0, n, 16)] * 5
+        expected["1"] += batches[0]
+        expected["5"] += sum(batches[:5])
+    assert trainer.recorder.summary["finetuning_samples"] == expected
+    trainer = fit(tmp_path / "without", FedAvg(MLP(64, [8])), digits())
+    assert "finetuning_samples" not in trainer.recorder.summary
+
+
 def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
     data = regression(SplitOwn(test=0.0, validation=0.2))
     fit(tmp_path, FedAvg(nn.Linear(3, 1), lr=0.05), data)
@@ -240,6 +272,7 @@ def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
     words = (
         "FedAvg, 3 rounds",
         "nothing was tested",
+        "best by validation: round 3, validation score global loss ",
         "sent up ",
         "parameters: ",
         "left out: ",

@@ -351,7 +351,8 @@ def test_kinds_come_in_the_order_of_the_table():
     runs = [run("A", 0, [0.5], kind=name) for name in names]
     assert models_of(columns_of(row for one in runs for row in one.rows), "accuracy") == names[::-1]
     heads = tables.score_table(Comparison(runs[:3], "A")).heads
-    assert heads[2:5] == ["finetuned/5", "finetuned/10", "unseen/0"]
+    expected = ["score that counts", "finetuned/5", "finetuned/10", "unseen/0"]
+    assert heads[2:6] == expected
 
 
 def test_a_table_in_markdown_text_and_latex():
@@ -458,6 +459,37 @@ def test_a_run_with_fine_tuning_is_scored_by_it(metric, select_by, model, differ
     else:
         assert result.difference == pytest.approx(difference, abs=1e-6)
         assert cell(tables.overview_table([comparison]), "B", "mean rank") == "1.00"
+
+
+def test_the_best_score_that_counts_is_bold_whatever_its_model():
+    """A has a personalized 0.5, B a global 0.4 and, fine-tuned, the best score of all, 0.7.
+
+    B's 0.5 in the column of global models is no best score of the table.
+    """
+    runs = [run("A", 0, [0.5], kind="personalized"), finetuned("B"), run("C", 0, [0.4])]
+    table = tables.score_table(Comparison(runs, "A"))
+    shown = [cell(table, label, "score that counts") for label in "ABC"]
+    assert shown == ["0.5000", "0.7000", "0.4000"]
+    in_latex = latex(table)
+    assert r"finetuned/5 & \textbf{0.7000} & " in in_latex and in_latex.count(r"\textbf") == 1
+    in_markdown = markdown(table)
+    assert "| finetuned/5 | **0.7000** |" in in_markdown and in_markdown.count("**") == 2
+
+
+def test_fine_tuning_costs_gradients():
+    """B's training took 10 sample gradients, five steps of fine-tuning 30 and one step 6."""
+    runs = [run("A", 0, [0.5]), finetuned("B", finetuning_samples={"1": 6.0, "5": 30.0})]
+    comparison = Comparison(runs, "A")
+    cells = tables.score_table(comparison)
+    assert cell(cells, "A", "gradients") == "10" and cell(cells, "B", "gradients") == "40"
+    notes = " ".join(comparison.notes())
+    assert "Unequal gradients in the whole run: from 10 (A) to 40 (B)." in notes
+    lines = {line.get_label(): line for line in curves(comparison).axes[2].lines}
+    assert [lines[label].get_xdata().tolist() for label in "AB"] == [[10], [40]]
+    one_step = tables.score_table(Comparison(runs[1:], "B", metric="finetuned/1/accuracy"))
+    assert cell(one_step, "B", "gradients") == "16"
+    without = tables.score_table(Comparison(runs, "A", metric="global/accuracy"))
+    assert cell(without, "B", "gradients") == "10"
 
 
 def test_a_score_that_no_run_has_is_named_with_those_that_there_are():

@@ -165,6 +165,34 @@ def test_another_model_can_count(folder):
     assert {row[heads.index("model")] for row in table} == {"global"}
 
 
+def test_the_last_round_and_the_best_by_validation_are_named(folder):
+    """Validation is best in round 1, whose test score is 0.123456; round 2 has twice as much."""
+    path = folder / "FedAvg" / "seed0" / "metrics.csv"
+    add_column(path, "val/global/accuracy", [0.9, 0.1])
+    page = Page(report(folder))
+    words = " ".join(" ".join(page.words).split())
+    assert "Last round: round 2, test global accuracy 0.2469." in words
+    assert "Best by validation: round 1, test global accuracy 0.1235." in words
+    heads, first = page.tables[0][:2]
+    row = dict(zip(heads, first, strict=True))
+    assert float(row["score of the last round"]) == 0.246912
+    assert (float(row["score that counts"]), float(row["round that counts"])) == (0.123456, 1)
+
+
+def test_curves_of_fine_tuned_models_have_its_gradients(folder):
+    """Five steps of fine-tuning cost 30 sample gradients, beside the 10 of each round."""
+    run = folder / "FedSLR" / "seed0"
+    add_column(run / "metrics.csv", "test/finetuned/5/accuracy", [0.5, 0.75])
+    summary = json.loads((run / "summary.json").read_text())
+    summary["finetuning_samples"] = {"5": 30}
+    (run / "summary.json").write_text(json.dumps(summary))
+    found = {t.get("name"): t for t in figures(Page(report(run)))[0]}
+    lines = [name for name in found if name]
+    axes = {kind: next(found[n] for n in lines if n.endswith(kind)) for kind in ("global", "/5")}
+    assert axes["global"]["meta"]["x"]["sample gradients"] == [10, 20]
+    assert axes["/5"]["meta"]["x"]["sample gradients"] == [40, 50]
+
+
 def test_curves_have_every_axis(folder):
     """Two rounds, of 2 MB and 10 gradients each."""
     data = figures(Page(report(folder)))[0]

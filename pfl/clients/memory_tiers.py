@@ -5,21 +5,18 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pfl.errors import ConfigError
+from pfl.machine import free_memory
 
 Tier = Literal["device", "memory", "file"]
 # Bytes of a state's first block and of its largest block; block sizes double.
 SMALLEST, LARGEST = 1 << 20, 1 << 28
-UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not report them
 DEVICE_SHARE = 0.25  # of a GPU's free memory
 
 
@@ -155,48 +152,3 @@ def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = Non
             f"{what} goes to files in {folder}, where {nbytes / 2**20:.0f} MiB more cannot be had "
             f"({error.strerror}); set TMPDIR to a folder with more room"
         ) from error
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Returns the bytes of host memory that this process may still take, file caches included.
-
-    The folder `root` has `proc` and `sys`.
-    """
-    return min([_free_on_machine(root / "proc/meminfo"), *_free_in_cgroups(root)])
-
-
-def _free_on_machine(meminfo: Path) -> int:
-    if available := _entry(meminfo, "MemAvailable:"):
-        return 1024 * available
-    if not hasattr(os, "sysconf"):  # Windows has no such call, and no /proc either
-        return UNKNOWN_MEMORY
-    # macOS does not report free memory: half of all memory is counted.
-    free = "SC_AVPHYS_PAGES" in os.sysconf_names
-    pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_in_cgroups(root: Path) -> Iterator[int]:
-    """Yields the free bytes of each control group (container, job) that has a limit."""
-    top, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
-    for line in own.read_text().splitlines() if own.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            group, limit, usage, cache = top, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            group, cache = top / "memory", "total_inactive_file"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        group /= path.lstrip("/")
-        # The top group may be the container's own, whose path exists only outside of it.
-        for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # no such file, or its content is "max"
-                used = int((folder / usage).read_text()) - _entry(folder / "memory.stat", cache)
-                yield max(0, int((folder / limit).read_text()) - used)
-
-
-def _entry(table: Path, name: str) -> int:
-    """Returns the number after a name in a table; 0 if there is none."""
-    lines = table.read_text().splitlines() if table.exists() else []
-    return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), 0)

@@ -28,7 +28,7 @@ from pfl.configuration.messages import explain
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
-from pfl.experiments.workers import spread
+from pfl.experiments.workers import side_by_side, visible_cards, workers_that_fit
 from pfl.files import content, make_folder, read_json, write_json
 from pfl.scores.runs import OUTCOME, Run
 
@@ -281,7 +281,8 @@ def run_all(
     check([job for job in jobs if not finished_outcome(job, root, keep)], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)
     outcomes: dict[Path, Config] = {}
-    for job, outcome in spread(work, jobs, workers):
+    count, cards = places_for(jobs, len(jobs), workers)
+    for job, outcome in side_by_side(work, jobs, count, cards):
         outcomes[job.folder] = outcome
         again = outcome.get("again") and f" (again, since the {outcome['again']} changed)"
         done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again or ''}"
@@ -289,6 +290,27 @@ def run_all(
         number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
         print(f"[{number}] {job}: {done}{status}", flush=True)
     return outcomes
+
+
+def places_for(
+    jobs: Iterable[Job], tasks: int, workers: int | None = None
+) -> tuple[int, list[str]]:
+    """Returns in how many processes these tasks take place, and the GPUs that these share out.
+
+    Runs on the CPU, and runs that take several GPUs each, share none out; the latter take place one
+    at a time.
+
+    Args:
+        jobs: The runs.
+        tasks: The number of tasks that make them.
+        workers: The number of processes that the user asks for; None: as many as fit.
+    """
+    trainers = [job.config.get("trainer") or {} for job in jobs]
+    cards = [] if all(one.get("accelerator") == "cpu" for one in trainers) else visible_cards()
+    several = any(str(one.get("devices", 1)) not in ("1", "[0]", "None") for one in trainers)
+    if cards and several:
+        return workers or 1, []
+    return workers or workers_that_fit(tasks, len(cards)), cards
 
 
 def check(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
 from pfl.experiments.jobs import read_run, run_all
 from pfl.experiments.results import save_figure
 from pfl.files import csv_lines, make_folder, write
+from pfl.machine import free_cores
 from pfl.report.crosstab import Table as Crosstab
 from pfl.report.crosstab import read_table
 from pfl.report.curves import Panel, read_panel
@@ -162,7 +162,7 @@ class Reproduction(Comparison):
             parts.append(
                 f"Made by `pfl {command or f'reproduce {self.name}'}`: {len(outcomes)} runs that "
                 f"took {minutes:.1f} minutes in all, with {packages}, on {platform.system()} "
-                f"{platform.machine()} with {os.cpu_count()} cores.\n"
+                f"{platform.machine()} with {free_cores()} cores.\n"
             )
             write(paths[-1], "\n".join(parts))
         return paths

@@ -19,8 +19,16 @@ from pfl.errors import ConfigError
 from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, open_study, trial_of
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
-from pfl.experiments.jobs import check, code_version, data_version, execute, read_run, with_callback
-from pfl.experiments.workers import spread
+from pfl.experiments.jobs import (
+    check,
+    code_version,
+    data_version,
+    execute,
+    places_for,
+    read_run,
+    with_callback,
+)
+from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
@@ -166,7 +174,8 @@ class Tuning(Comparison):
         tried = [job.with_changes([nest(first[job.run])]) for job in places]
         check(tried, self.score, validated=True)
         work = functools.partial(tune_run, tuning=self, root=root)
-        found = {str(job): one for job, one in spread(work, places, jobs)}
+        count, cards = places_for(tried, len(places), jobs)
+        found = {str(job): one for job, one in side_by_side(work, places, count, cards)}
         return Tuned(self, [found[str(job)] for job in places])
 
 

@@ -192,12 +192,12 @@ def text(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """Returns a table in Markdown, with the best numbers of each column in bold."""
-    head, *rows = [[cell.replace("|", r"\|") for cell in row] for row in table.cells]
-    for cells, best in zip(rows, table.are_best(), strict=True):
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in table.cells]
+    for cells, best in zip(escaped[1:], table.are_best(), strict=True):
         for place, is_best in enumerate(best):
             if is_best:
                 cells[place] = f"**{cells[place]}**"
-    head, *rows = (f"| {' | '.join(row)} |" for row in [head, *rows])
+    head, *rows = (f"| {' | '.join(row)} |" for row in escaped)
     return "\n".join([head, f"|{'---|' * len(table.columns)}", *rows]) + "\n"
 
 

@@ -6,7 +6,9 @@ import functools
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from pfl import files
 from pfl.clients.schedule import LocalSchedule
 from pfl.communication import Ledger
 from pfl.datamodules import FederatedDataModule
+from pfl.machine import free_cores
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.partition import client_columns
 from pfl.rounds.loop import FederatedLoop
@@ -79,10 +82,25 @@ class ClientTable:
         return columns | {"uplink_bytes": sent, "downlink_bytes": received}
 
     def write(self, path: Path) -> None:
-        """Writes all rows, block by block."""
+        """Writes all rows, block by block, while threads count the labels of the next blocks."""
         rows = range(0, self.data.num_clients, files.CSV_ROWS)
-        blocks = (self.columns(slice(begin, begin + files.CSV_ROWS)) for begin in rows)
-        files.write_csv(path, blocks)
+        slices = [slice(begin, begin + files.CSV_ROWS) for begin in rows]
+        if len(slices) == 1:
+            files.write_csv(path, [self.columns()])
+            return
+        files.write_csv(path, self._blocks(slices))
+
+    def _blocks(self, slices: Sequence[slice]) -> Iterator[dict[str, np.ndarray]]:
+        """Yields the columns of ranges of clients, of which a few are computed ahead."""
+        cores = free_cores()
+        waiting: deque[Future[dict[str, np.ndarray]]] = deque()
+        with ThreadPoolExecutor(cores) as pool:
+            for clients in slices:
+                waiting.append(pool.submit(self.columns, clients))
+                if len(waiting) > 2 * cores:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
 
 
 def compare(scores: Scores, metrics: Directions, select_by: str | None = None) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def _number_words(column: np.ndarray) -> list[str]:
     """Returns numbers as Python writes them; of small counts, each one is written once."""
     if column.dtype.kind == "f":
         return list(map(repr, column.tolist()))
-    if 0 <= column.min(initial=0) and column.max(initial=0) < CSV_ROWS:
+    if column.min(initial=0) >= 0 and column.max(initial=0) < CSV_ROWS:
         counts = np.array([str(count) for count in range(column.max(initial=0) + 1)], object)
         return counts[column].tolist()
     return list(map(str, column.tolist()))

@@ -28,6 +28,7 @@ from pfl.configuration.messages import explain
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
+from pfl.experiments.progress import Expected, Watch, say
 from pfl.experiments.workers import side_by_side, visible_cards, workers_that_fit
 from pfl.files import content, make_folder, read_json, write_json
 from pfl.scores.runs import OUTCOME, Run
@@ -278,18 +279,30 @@ def run_all(
 
     All runs must compute the score `metric`, if there is one.
     """
-    check([job for job in jobs if not finished_outcome(job, root, keep)], metric)
+    made = {root / job.folder for job in jobs if finished_outcome(job, root, keep)}
+    check([job for job in jobs if root / job.folder not in made], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)
     outcomes: dict[Path, Config] = {}
     count, cards = places_for(jobs, len(jobs), workers)
-    for job, outcome in side_by_side(work, jobs, count, cards):
-        outcomes[job.folder] = outcome
-        again = outcome.get("again") and f" (again, since the {outcome['again']} changed)"
-        done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again or ''}"
-        status = "" if outcome["status"] == "finished" else f", {outcome['status']}"
-        number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
-        print(f"[{number}] {job}: {done}{status}", flush=True)
+    expected = [Expected.of(str(job), root / job.folder, job.config) for job in jobs]
+    with Watch(expected, made, metric):
+        for job, outcome in side_by_side(work, jobs, count, cards):
+            outcomes[job.folder] = outcome
+            number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
+            say(f"[{number}] {job}: {_outcome_words(outcome)}")
     return outcomes
+
+
+def _outcome_words(outcome: Config) -> str:
+    """Returns how a run has ended, in words."""
+    words = f"{outcome['seconds']:.1f} s"
+    if outcome["reused"]:
+        words = "as before"
+    elif outcome.get("again"):
+        words += f" (again, since the {outcome['again']} changed)"
+    if outcome["status"] != "finished":
+        words += f", {outcome['status']}"
+    return words
 
 
 def places_for(

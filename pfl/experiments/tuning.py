@@ -28,11 +28,12 @@ from pfl.experiments.jobs import (
     read_run,
     with_callback,
 )
+from pfl.experiments.progress import Expected, Watch, say
 from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
-from pfl.scores.runs import best_round
+from pfl.scores.runs import OUTCOME, best_round
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -175,7 +176,15 @@ class Tuning(Comparison):
         check(tried, self.score, validated=True)
         work = functools.partial(tune_run, tuning=self, root=root)
         count, cards = places_for(tried, len(places), jobs)
-        found = {str(job): one for job, one in side_by_side(work, places, count, cards)}
+        trials = [
+            Expected.of(f"{place.label}, trial {number + 1}", root / folder, place.config)
+            for place in places
+            for number in range(self.tune.trials)
+            for folder in _trial_folders(place, number, self.tune)
+        ]
+        made = {one.folder for one in trials if (one.folder / OUTCOME).is_file()}
+        with Watch(trials, made, self.score):
+            found = {str(job): one for job, one in side_by_side(work, places, count, cards)}
         return Tuned(self, [found[str(job)] for job in places])
 
 
@@ -234,10 +243,9 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         record = _try(study, trial, one, tuning, folder)
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"
-        print(
+        say(
             f"{job.label}, trial {number + 1}/{tuning.tune.trials}: {score} ({record['state']}; "
-            f"{_values_text(values)})",
-            flush=True,
+            f"{_values_text(values)})"
         )
         value = study.get_trials(deepcopy=False)[number].value
         if record["state"] == "finished" and value is not None and (not best or value > best[0]):
@@ -248,6 +256,13 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         )
     _, values, record = best
     return Found(job, values, record["score"], record["selected_by"], records)
+
+
+def _trial_folders(place: Job, number: int, tune: Tune) -> list[Path]:
+    """Returns the folders of a trial's runs, one for each seed, below that of the experiment."""
+    seeds = range(place.seed, place.seed + tune.seeds)
+    folders = [Job(f"trial{number}", {}, seed, {}).folder for seed in seeds]
+    return [place.folder.parent / folder for folder in folders]
 
 
 def _digest(content: Any) -> str:

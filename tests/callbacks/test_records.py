@@ -4,6 +4,8 @@ import io
 import json
 import re
 import sys
+import threading
+import time
 
 import lightning.pytorch as pl
 import numpy as np
@@ -15,7 +17,7 @@ from datamodules import DigitsDataModule, Dirichlet, SplitOwn, TensorDataModule
 from models import MLP
 from pfl import FederatedLoop
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
-from pfl.callbacks import LocalBaseline, RoundProgress, RunFigure, RunRecorder
+from pfl.callbacks import LocalBaseline, RunFigure, RunRecorder, progress
 from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.run_summary import size, summary_table
 from tests.commands import table
@@ -163,11 +165,42 @@ def test_bar_counts_rounds_on_a_terminal(tmp_path, monkeypatch):
     assert text.endswith("\n")
 
 
-def test_bar_is_silent_without_a_terminal_and_under_ci(tmp_path, monkeypatch):
+@pytest.mark.parametrize("terminal", [io.StringIO, Terminal], ids=["a file", "under CI"])
+def test_a_short_run_is_silent_without_a_terminal_and_under_ci(tmp_path, monkeypatch, terminal):
     monkeypatch.delenv("CI", raising=False)
-    assert shown(monkeypatch, tmp_path, io.StringIO())[1] == ""
-    monkeypatch.setenv("CI", "true")
-    assert not RoundProgress()._enabled
+    if terminal is Terminal:
+        monkeypatch.setenv("CI", "true")
+    assert shown(monkeypatch, tmp_path, terminal())[1] == ""
+
+
+class Slow(pl.Callback):
+    """Each round lasts several of the minutes of these tests."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        time.sleep(0.2)
+
+
+def test_without_a_terminal_a_line_a_minute_says_how_far_the_run_is(tmp_path, monkeypatch):
+    """With the scores of the last round: those of round 1 stand in the lines of round 2."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(progress, "MINUTE", 0.02)
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    trainer = fit(tmp_path, FedAvg(MLP(64, [8])), digits(), Slow(), enable_progress_bar=True)
+    lines = file.getvalue().splitlines()
+    assert {"0 of 3 rounds"} <= set(lines)
+    row = trainer.recorder.rows[0]
+    scores = f"loss {row['train/loss']:.3f}, global val {row['val/global/accuracy']:.3f}"
+    assert f"1 of 3 rounds, {scores}, less than a minute left" in lines
+    assert [t for t in threading.enumerate() if t.name == "progress"] == []
+
+
+def test_time_left_is_in_proportion_to_what_was_done(monkeypatch):
+    """Ten of 40 rounds took ten minutes: 30 more take 30, and 400 of 410 take 400."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    assert progress.time_left(400.0, 10, 40) == ", about 30 min left"
+    assert progress.time_left(400.0, 10, 410) == ", about 7 h left"
+    assert progress.time_left(400.0, 0, 40) == ""
 
 
 def test_bar_closes_after_an_error(tmp_path, monkeypatch):

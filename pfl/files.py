@@ -22,6 +22,7 @@ from pfl.errors import ConfigError
 
 CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
+DAMAGE += (RecursionError,)  # JSON of thousands of brackets
 PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 
@@ -212,7 +213,7 @@ def read_value(key: str, path: str) -> Any:
     """
     try:
         return json.loads(Path(path).expanduser().read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{key}: {path} cannot be read as JSON: {error}") from error
 
 

@@ -83,10 +83,14 @@ def compare(given: argparse.Namespace) -> None:
         out = given.out or Path("runs/comparison")
         results = Results.from_folders(folders, **settings)
     else:
-        if len(folders) > 1 or files.find(given.what[0]) is None:
+        if len(folders) > 1:
+            missing = next(folder for folder in folders if not folder.is_dir())
             raise ConfigError(
-                f"compare: {' '.join(given.what)}; it must be a YAML file, or folders of finished "
-                f"runs"
+                f"compare: {missing} is not a folder; several must be folders of finished runs"
+            )
+        if files.find(given.what[0]) is None:
+            raise ConfigError(
+                f"compare: {given.what[0]}; it must be a YAML file, or folders of finished runs"
             )
         file = comparison_of(given.what[0], parse_changes("compare", given.change))
         try:

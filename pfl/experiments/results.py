@@ -13,8 +13,10 @@ from pfl.errors import ConfigError
 from pfl.files import make_folder, write, write_figure, write_records
 from pfl.report.comparison import Comparison as Point
 from pfl.report.comparison import point_text
-from pfl.report.table import escape, latex, markdown, text
+from pfl.report.table import latex, markdown, text
 from pfl.scores.runs import Run, find_runs, read_runs
+
+NOT_IN_LATEX = ("parameters", "seconds")  # columns that papers do not print
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,11 @@ class Results:
         for point in self.points:
             pair = [tables.score_table(point), tables.statistics_table(point)]
             notes = " ".join(point.notes())
-            page += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
-            tex += [*map(latex, pair), rf"\par\footnotesize {escape(notes)}" + "\n"]
+            if len(self.points) > 1:
+                page.append(f"## {point.title}\n")
+            page += [*map(markdown, pair), notes + "\n"]
+            printed = [head for head in pair[0].heads if head not in NOT_IN_LATEX]
+            tex += [latex(pair[0], columns=printed, notes=notes), latex(pair[1])]
         names = ("comparison.md", "comparison.tex", "comparison.csv", "runs.csv")
         files = [folder / name for name in names]
         write(files[0], "\n".join(page))

@@ -73,8 +73,13 @@ def score_table(comparison: Comparison) -> Table:
         means = [c.mean if h in MEANS_ONLY else c for h, c in zip(heads, cells, strict=True)]
         rows.append([label, comparison.main_kind(label), *means])
     caption = " ".join([f"{comparison.title}." * bool(comparison.title), *comparison.notes()[:2]])
+    return Table(columns, rows, caption.strip(), _label(comparison))
+
+
+def _label(comparison: Comparison) -> str:
+    """Returns the label of a comparison's tables in LaTeX."""
     slug = "".join(c if c.isalnum() else "-" for c in comparison.title.lower()).strip("-")
-    return Table(columns, rows, caption.strip(), f"tab:{slug or 'scores'}")
+    return f"tab:{slug or 'scores'}"
 
 
 def _score_column(head: str, comparison: Comparison, number: str) -> Column:
@@ -96,7 +101,10 @@ def statistics_table(comparison: Comparison) -> Table:
         row.append(None if np.isnan(p) else f"{p:.2g}")
         rows.append([*row, result.wins, result.ties, result.losses])
     counts = [Column(head, ",.0f") for head in heads[3:]]
-    return Table(["method", "model", *heads[:3], *counts], rows)
+    caption = f"{comparison.title}. " * bool(comparison.title)
+    caption += f"Each method against {comparison.baseline}, by pairs of clients."
+    label = f"{_label(comparison)}-statistics"
+    return Table(["method", "model", *heads[:3], *counts], rows, caption, label)
 
 
 def records(comparisons: Sequence[Comparison]) -> list[Record]:

@@ -208,6 +208,7 @@ def latex(
     bold: bool = True,
     columns: Sequence[str] | None = None,
     mean: bool = False,
+    notes: str = "",
 ) -> str:
     """Returns a table in LaTeX, for the package booktabs; a caption makes it a float.
 
@@ -217,6 +218,7 @@ def latex(
         bold: Prints the best numbers of each column in bold.
         columns: The headings of the columns that are shown; None: all.
         mean: Adds a row with the mean ± sample standard deviation over rows.
+        notes: Sentences below the table, within its float.
     """
     table = table if columns is None else table.only(columns)
     table = table.in_percent() if percent else table
@@ -237,7 +239,8 @@ def latex(
     if table.caption:
         label = [rf"\label{{{table.label}}}"] if table.label else []
         head = [r"\begin{table}", r"\centering", rf"\caption{{{escape(table.caption)}}}", *label]
-        lines = [*head, *lines, r"\end{table}"]
+        below = [rf"\par\footnotesize {escape(notes)}"] if notes else []
+        lines = [*head, *lines, *below, r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 

@@ -176,6 +176,8 @@ class Run:
                 if len(rows) != clients:
                     raise ValueError(f"it has {len(rows)} rows, client_scores.npy {clients}")
             columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+            if columns.get("client") not in (None, tuple(map(str, range(len(rows))))):
+                raise ValueError("its clients are not 0, 1, 2 and so on, in this order")
             numbers = {
                 k: np.array([v or "nan" for v in values], np.float64)
                 for k, values in columns.items()

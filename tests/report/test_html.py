@@ -259,17 +259,19 @@ def test_named_clients_have_their_names(tmp_path):
 
 
 DAMAGE: dict[str, list[str | None]] = {
-    "summary.json": ["{", "[]", '{"seed": "x"}', '{"select_by": 1}'],
+    "summary.json": ["{", "[]", '{"seed": "x"}', '{"select_by": 1}', "[" * 5000],
     "clients.csv": [
         "",
         "client\nx\n",
         "client,train_samples\n0,1\n",
         "client,train_samples\n",
+        "client\n0\n2\n1\n",  # sorted by somebody
+        "client\n0\n1\n1\n",
         None,
     ],
     "metrics.csv": ["round,a\n1,b\n", "round,a\n,1\n"],
     "config.yaml": ["a: [", "- 1", "\0", "model: 3"],
-    "outcome.json": ["[1]"],
+    "outcome.json": ["[1]", "[" * 5000],
     "client_scores.npy": ["text", "\x93NUMPY\x01\x00"],
     "local_scores.npy": ["text"],
     "collaboration.csv": ["round,client\n1,x\n", ""],

@@ -21,8 +21,16 @@ from pfl.datamodules import files
 from pfl.errors import ConfigError
 
 CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
-DAMAGE += (RecursionError,)  # JSON of thousands of brackets
+DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    StopIteration,
+    RecursionError,  # JSON of thousands of brackets
+    YAMLError,
+)
 PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 

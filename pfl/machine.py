@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not report them
-ROOT = Path("/")  # the folder that has `proc` and `sys`
+_ROOT = Path("/")  # the folder that has `proc` and `sys`
 
 
-def free_cores(root: Path = ROOT) -> int:
+def free_cores(root: Path = _ROOT) -> int:
     """Returns the number of cores that this process may use, at least 1.
 
     They are those of its affinity (as `taskset` and SLURM set it), and no more than the quotas of
@@ -24,7 +24,7 @@ def free_cores(root: Path = ROOT) -> int:
     return max(1, min([cores, *_quotas(root)]))
 
 
-def free_memory(root: Path = ROOT) -> int:
+def free_memory(root: Path = _ROOT) -> int:
     """Returns the bytes of host memory that this process may still take, file caches included."""
     return min([_free_on_machine(root / "proc/meminfo"), *_free_in_cgroups(root)])
 

@@ -23,7 +23,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.scoring import clients_in_group
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import ClientScores, Scores, by_name, row_scores
+from pfl.scores.evaluation import ClientScores, Scores, row_scores, scores_by_name
 from pfl.scores.names import ScoreName
 from pfl.scores.runs import best_round
 
@@ -99,7 +99,9 @@ class LocalBaseline(Callback):
         with pl_module.in_full_precision():
             found = train_local_baseline(pl_module, loop, self._initial, scored, saved)
         self.scores = found[pl_module.rounds]
-        self.by_round = {k: by_name({("test", "local"): values}) for k, values in found.items()}
+        self.by_round = {
+            k: scores_by_name({("test", "local"): values}) for k, values in found.items()
+        }
 
     def teardown(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         # The run has written its result, so the baseline's own checkpoint is not needed any more.

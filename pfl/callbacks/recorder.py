@@ -25,7 +25,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.run_summary import summary_table
 from pfl.rounds.checkpoint_io import check_parts
 from pfl.scores import table
-from pfl.scores.evaluation import by_name
+from pfl.scores.evaluation import scores_by_name
 from pfl.scores.names import ScoreName, candidates, scores_among
 from pfl.scores.runs import Row, best_round
 from pfl.scores.table import ScoreTable
@@ -148,8 +148,8 @@ class RunRecorder(Callback):
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
         tested = scores_among(pl_module.row, "test")
         if self.place.writes and pl_module.evaluation and tested:
-            scores = by_name(pl_module.evaluation.scores)
-            table.append(self.folder / table.CLIENTS, pl_module.rounds, scores)
+            scores = scores_by_name(pl_module.evaluation.scores)
+            table.append_scores(self.folder / table.CLIENTS, pl_module.rounds, scores)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         self._write_result(trainer, pl_module, finished=True)
@@ -267,7 +267,7 @@ class RunRecorder(Callback):
             "model": main[0].model if main else None,
             "select_by": chosen,
             "best": best_round(self.rows, chosen, better),
-            **run_result.compare(scores, better, chosen),
+            **run_result.against_local(scores, better, chosen),
             **({} if names is None else run_result.named_clients(names, scores, better, chosen)),
             "distribution": run_result.distributions(scores, better, chosen),
             "higher_is_better": better,
@@ -287,7 +287,7 @@ class RunRecorder(Callback):
         }
         if self.place.writes:
             if local:
-                table.write(self.folder / table.LOCAL, ScoreTable.from_rounds(local).rows)
+                table.write_scores(self.folder / table.LOCAL, ScoreTable.from_rounds(local).rows)
             self.table.write(self.folder / "clients.csv")
             files.write_json(self.folder / "summary.json", self.summary)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfl import files
 from pfl.scores import table
-from pfl.scores.runs import Row, columns_of
+from pfl.scores.runs import Row, column_names
 
 
 class RunFolder:
@@ -108,7 +108,7 @@ class RunFolder:
             files.append(self.path / "metrics.csv", line)
 
     def _rewrite_metrics(self, rows: Sequence[Row]) -> None:
-        self._columns = columns_of(rows)
+        self._columns = column_names(rows)
         files.write_records(self.path / "metrics.csv", rows)
 
     def add_tables(self, rounds: int, recorded: Mapping[str, dict[str, np.ndarray]]) -> None:

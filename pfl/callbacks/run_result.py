@@ -25,7 +25,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.partition import client_columns
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.distribution import distribution
-from pfl.scores.evaluation import by_name, client_mean
+from pfl.scores.evaluation import client_mean, scores_by_name
 from pfl.scores.names import (
     HIGHER_IS_BETTER,
     Directions,
@@ -36,8 +36,8 @@ from pfl.scores.names import (
     signed_score,
 )
 
-PACKAGES = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
-Scores = Mapping[ScoreName, np.ndarray]
+VERSIONED = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
+_ScoresByName = Mapping[ScoreName, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ClientTable:
 
     Attributes:
         data: The data module of the clients.
-        scores: Scores of the last evaluation and of the local baseline, [M] by name.
+        scores: _ScoresByName of the last evaluation and of the local baseline, [M] by name.
         ledger: The bytes that the clients sent and received.
         unseen: The ids of the clients that never train.
         epsilons: The ε of each client's samples, [M]; None without `loop.sample_privacy`.
@@ -60,11 +60,11 @@ class ClientTable:
 
     @classmethod
     def of(
-        cls, algorithm: FederatedAlgorithm, loop: FederatedLoop, local: Scores | None = None
+        cls, algorithm: FederatedAlgorithm, loop: FederatedLoop, local: _ScoresByName | None = None
     ) -> ClientTable:
         """Returns the table of a run's present state; every process must call this method."""
         evaluation = getattr(algorithm, "evaluation", None)
-        scores = {**by_name(evaluation.scores if evaluation else {}), **(local or {})}
+        scores = {**scores_by_name(evaluation.scores if evaluation else {}), **(local or {})}
         epsilons = algorithm.sample_epsilons() if hasattr(algorithm, "store") else None
         ledger, unseen = algorithm.client_bytes(), loop.unseen_clients
         return cls(loop.datamodule, scores, ledger, unseen, epsilons)
@@ -103,12 +103,14 @@ class ClientTable:
                 yield waiting.popleft().result()
 
 
-def compare(scores: Scores, metrics: Directions, select_by: str | None = None) -> dict[str, Any]:
+def against_local(
+    scores: _ScoresByName, metrics: Directions, select_by: str | None = None
+) -> dict[str, Any]:
     """Compares the clients' test scores with the local baseline, if there is one.
 
     Returns the baseline's mean, standard deviation and worst tenth as `test/local/...`, and the
     shares of clients whose federated model is better than, equal to or worse than the baseline as
-    `gained`, `equal` and `lost` (see `gains`).
+    `gained`, `equal` and `lost` (see `gains_over_local`).
     """
     result: dict[str, Any] = {}
     for name, values in scores.items():
@@ -116,15 +118,15 @@ def compare(scores: Scores, metrics: Directions, select_by: str | None = None) -
         accurate = "test/local/accuracy" in result and name.number == "loss"  # is enough
         if name.model == "local" and len(known) and not accurate:
             result |= client_mean(name, known, metrics)
-    if (gain := gains(scores, metrics, select_by)) is not None:
+    if (gain := gains_over_local(scores, metrics, select_by)) is not None:
         shares = {"gained": gain > 0, "equal": gain == 0, "lost": gain < 0}
         have = ~np.isnan(gain)
         result |= {name: float(mask[have].mean()) for name, mask in shares.items()}
     return result
 
 
-def gains(
-    scores: Scores, metrics: Directions | None = None, select_by: str | None = None
+def gains_over_local(
+    scores: _ScoresByName, metrics: Directions | None = None, select_by: str | None = None
 ) -> np.ndarray | None:
     """Returns how much better each client's federated model is than the local baseline, [M].
 
@@ -142,7 +144,7 @@ def gains(
 
 
 def distributions(
-    scores: Scores, metrics: Directions, select_by: str | None = None
+    scores: _ScoresByName, metrics: Directions, select_by: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Returns the `distribution` over clients of each test score, and of their "gain"."""
     result = {
@@ -150,13 +152,13 @@ def distributions(
         for name, values in scores.items()
         if name.split == "test"
     }
-    if (gain := gains(scores, metrics, select_by)) is not None:
+    if (gain := gains_over_local(scores, metrics, select_by)) is not None:
         result["gain"] = distribution(gain)
     return {name: numbers for name, numbers in result.items() if numbers}
 
 
 def named_clients(
-    names: Sequence[str], scores: Scores, metrics: Directions, by: str | None
+    names: Sequence[str], scores: _ScoresByName, metrics: Directions, by: str | None
 ) -> dict[str, Any]:
     """Returns the three clients with the worst scores, and those that lost against the baseline."""
     result: dict[str, Any] = {}
@@ -164,7 +166,7 @@ def named_clients(
         order = np.argsort(signed_score(name, 1, metrics) * scores[name])  # NaN comes last
         worst = [int(c) for c in order[:3] if not np.isnan(scores[name][c])]
         result["lowest_clients"] = {names[c]: float(scores[name][c]) for c in worst}
-    if (gain := gains(scores, metrics, by)) is not None:
+    if (gain := gains_over_local(scores, metrics, by)) is not None:
         result["lost_clients"] = [names[client] for client in np.flatnonzero(gain < 0).tolist()]
     return result
 
@@ -202,5 +204,5 @@ def peak_memory() -> int | None:
 @functools.cache  # to read them takes as long as a small run
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages, ours included, that change results."""
-    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = {name: importlib.metadata.version(name) for name in VERSIONED}
     return {"python": platform.python_version(), **packages}

@@ -20,7 +20,7 @@ from pfl.callbacks.round_checkpoint import RoundCheckpoint
 from pfl.callbacks.run_settings import configuration
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import by_name
+from pfl.scores.evaluation import scores_by_name
 from pfl.scores.names import scores_among
 from pfl.scores.table import ScoreTable
 
@@ -90,7 +90,7 @@ class WandbRecord(Callback):
         means = {f"bytes/{name.model}/{name.number}": row[str(name)] for name in names}
         sent = sum(row.get(f"comm/{way}_bytes", 0.0) for way in ("uplink", "downlink"))
         content: dict[str, Any] = {"round": pl_module.rounds, "comm/bytes": sent, **means}
-        for score, values in by_name(pl_module.evaluation.scores).items():
+        for score, values in scores_by_name(pl_module.evaluation.scores).items():
             finite = values[np.isfinite(values)].tolist()
             if score.split == "test" and finite:
                 content[f"clients/{score}"] = wandb.Histogram(finite)

@@ -43,7 +43,14 @@ OF_FIT = ("trainer", "model", "data", "loop")  # keys of a configuration of `fit
 OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
 # Columns of the tables, which an axis of the same name would overwrite.
 COLUMNS = ("run", "method", "model", "seed", "folder", "status", "round", "diverged", "trial")
-OPEN = ("common", "runs", "grid", "panels", "tables", "full")  # keys that hold configurations
+CONFIGURATIONS = (
+    "common",
+    "runs",
+    "grid",
+    "panels",
+    "tables",
+    "full",
+)  # keys that hold configurations
 INNER = {"inner": True}  # marks a field that no file has
 OWNER = ".source"  # in a folder of results: the file that they belong to
 
@@ -166,7 +173,7 @@ class Grid:
         path = files.find(str(name))
         if path is None:
             raise ConfigError(f"{name}: there is no such file")
-        return cls.from_content(path, read(path, cls), changes=changes)
+        return cls.from_content(path, read_experiment(path, cls), changes=changes)
 
     @classmethod
     def from_content(cls: type[G], path: Path, content: Config, **inner: Any) -> G:
@@ -184,9 +191,11 @@ class Grid:
         try:
             parsed = parser.parse_object(deepcopy(given))  # it changes lists in place
             # What the classes in configurations stand for is built when a run begins.
-            closed = {key: value for key, value in vars(parsed).items() if key not in OPEN}
+            closed = {
+                key: value for key, value in vars(parsed).items() if key not in CONFIGURATIONS
+            }
             values = vars(parser.instantiate(Namespace(closed)))
-            opened = {key: given[key] for key in OPEN if key in given}
+            opened = {key: given[key] for key in CONFIGURATIONS if key in given}
             return cls(**values, **opened, **inner)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
@@ -218,7 +227,7 @@ class Grid:
         return folder
 
 
-def read(path: Path, experiment: type[Grid]) -> Config:
+def read_experiment(path: Path, experiment: type[Grid]) -> Config:
     """Returns the checked content of a file, without dotted keys in `full`."""
     content = files.read(path)
     keys = [f.name for f in fields(experiment) if not f.metadata]

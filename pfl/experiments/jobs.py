@@ -33,8 +33,12 @@ from pfl.experiments.workers import side_by_side, visible_cards, workers_that_fi
 from pfl.files import content, make_folder, read_json, write_json
 from pfl.scores.runs import OUTCOME, Run
 
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": True}
-PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
+QUIET_TRAINER = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": True,
+}
+OUR_PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
 DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
 INSTALLED, STDLIB = {"site-packages", "dist-packages"}, Path(sysconfig.get_path("stdlib"))
 DATA_KEYS = ("model", "data", "loop")  # the groups whose files a run reads
@@ -61,7 +65,11 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     folder = root / job.folder
     identity, before = _identity(job), _recorded_outcome(folder)
     make_folder(folder.parent, "--out")
-    settings: Config = {**QUIET, "name": folder.name, "default_root_dir": str(folder.parent)}
+    settings: Config = {
+        **QUIET_TRAINER,
+        "name": folder.name,
+        "default_root_dir": str(folder.parent),
+    }
     config = merge(job.config, {"trainer": settings})
     if keep:
         best = "pfl.experiments.callbacks.BestRound"
@@ -161,14 +169,14 @@ def code_version(config: str = "") -> str:
     result, the modules that the configuration (as JSON) names and that are not installed, and what
     these import of such modules.
     """
-    return _version_of(frozenset(match[1] for match in DOTTED.finditer(config)) - {*PACKAGES})
+    return _version_of(frozenset(match[1] for match in DOTTED.finditer(config)) - {*OUR_PACKAGES})
 
 
 @functools.cache  # the same modules for many configurations
 def _version_of(named: frozenset[str]) -> str:
     """Returns the hash of this framework, some modules, and what these import."""
     digest, files = hashlib.sha256(_framework()), dict[Path, None]()
-    modules, known = sorted(named), {*named, *PACKAGES}
+    modules, known = sorted(named), {*named, *OUR_PACKAGES}
     for module in modules:  # the list grows by what modules import
         for path in _sources(module):
             files[path] = None
@@ -184,7 +192,7 @@ def _version_of(named: frozenset[str]) -> str:
 def _framework() -> bytes:
     """Returns a hash of this framework's source files and of versions."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
-    for package in PACKAGES:
+    for package in OUR_PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             for path in sorted(Path(folder).rglob("*.py")):
@@ -280,7 +288,7 @@ def run_all(
     All runs must compute the score `metric`, if there is one.
     """
     made = {root / job.folder for job in jobs if finished_outcome(job, root, keep)}
-    check([job for job in jobs if root / job.folder not in made], metric)
+    check_jobs([job for job in jobs if root / job.folder not in made], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)
     outcomes: dict[Path, Config] = {}
     count, cards = places_for(jobs, len(jobs), workers)
@@ -326,7 +334,7 @@ def places_for(
     return workers or workers_that_fit(tasks, len(cards)), cards
 
 
-def check(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:
+def check_jobs(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
     A mistake in the last run is so found before the first begins. All runs must compute the score

@@ -27,13 +27,12 @@ from pfl.callbacks.run_result import versions
 from pfl.configuration import files
 from pfl.errors import ConfigError
 from pfl.experiments.comparison import Comparison
-from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
+from pfl.experiments.grid import INNER, Config, Job, merge, nest, read_experiment
 from pfl.experiments.jobs import read_run, run_all
 from pfl.experiments.results import save_figure
 from pfl.files import csv_lines, make_folder, write
 from pfl.machine import free_cores
-from pfl.report.crosstab import Table as Crosstab
-from pfl.report.crosstab import read_table
+from pfl.report.crosstab import Crosstab, read_table
 from pfl.report.curves import Panel, read_panel
 from pfl.report.table import Cell, Table, text
 
@@ -211,7 +210,7 @@ def _resolve(name: str) -> tuple[Path, str, str, Config]:
     if path is None:
         raise ConfigError(f"reproduce: there is no figure {name!r}; known are {', '.join(figures)}")
     name = next((key for key, file in figures.items() if file.samefile(path)), path.stem)
-    content = _nest_content(path, read(path, Reproduction))
+    content = _nest_content(path, read_experiment(path, Reproduction))
     base_name = content.get("base")
     if base_name is None:
         return path, name, name, content

@@ -11,8 +11,7 @@ from typing import Any
 import pfl.report.comparison_tables as tables
 from pfl.errors import ConfigError
 from pfl.files import make_folder, write, write_figure, write_records
-from pfl.report.comparison import Comparison as Point
-from pfl.report.comparison import point_text
+from pfl.report.comparison import ComparedRuns, point_text
 from pfl.report.table import latex, markdown, text
 from pfl.scores.runs import Run, find_runs, read_runs
 
@@ -29,7 +28,7 @@ class Results:
         bandwidth: Bits a second of each client, for a figure of the time of communication.
     """
 
-    points: Sequence[Point]
+    points: Sequence[ComparedRuns]
     title: str = "Comparison"
     bandwidth: float | None = None
 
@@ -68,7 +67,7 @@ class Results:
             groups.setdefault(json.dumps(run.point, default=str), []).append(run)
         first, taken = baseline or labels[0], tuning or {}
         points = [
-            Point(group, first, budget, point_text(group[0].point) or title, taken, metric)
+            ComparedRuns(group, first, budget, point_text(group[0].point) or title, taken, metric)
             for group in groups.values()
         ]
         return cls(points, title, bandwidth)

@@ -20,7 +20,7 @@ from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, op
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
 from pfl.experiments.jobs import (
-    check,
+    check_jobs,
     code_version,
     data_version,
     execute,
@@ -173,7 +173,7 @@ class Tuning(Comparison):
             for run, space in self.spaces.items()
         }
         tried = [job.with_changes([nest(first[job.run])]) for job in places]
-        check(tried, self.score, validated=True)
+        check_jobs(tried, self.score, validated=True)
         work = functools.partial(tune_run, tuning=self, root=root)
         count, cards = places_for(tried, len(places), jobs)
         trials = [

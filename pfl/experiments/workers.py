@@ -24,7 +24,7 @@ from pfl.machine import free_cores, free_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
-GRACE_SECONDS = 5.0  # for a process without tasks to end by itself
+END_SECONDS = 5.0  # for a process without tasks to end by itself
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 RUN_MEMORY = 2 << 30  # bytes that a run on a CPU may take, where nothing more is known
 
@@ -85,7 +85,7 @@ def side_by_side(
                 else:
                     pipe.close()  # the process ends
         for process in processes:
-            process.join(GRACE_SECONDS)
+            process.join(END_SECONDS)
     finally:  # an error or a signal ends all tasks
         for process in processes:
             process.kill()

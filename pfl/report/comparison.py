@@ -11,14 +11,14 @@ import numpy as np
 
 from pfl.errors import ConfigError
 from pfl.scores import names
-from pfl.scores.runs import BUDGETS, Row, Run, columns_of, cost_of
+from pfl.scores.runs import BUDGETS, Row, Run, column_names, cost_of
 from pfl.scores.statistics import Paired, compare_pairs, holm
 
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedRuns:
     """Runs of several methods with the same seeds.
 
     Attributes:
@@ -44,7 +44,7 @@ class Comparison:
     chosen: dict[int, Row | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        columns = columns_of(row for run in self.runs for row in run.rows)
+        columns = column_names(row for run in self.runs for row in run.rows)
         if self.metric is not None and not names.candidates(columns, "test", self.metric):
             number = names.parts_of(self.metric)[1]
             scores = names.scores_among(columns, "test")
@@ -66,7 +66,7 @@ class Comparison:
     @property
     def columns(self) -> list[str]:
         """The columns of `metrics.csv` that some run has."""
-        return columns_of(row for run in self.runs for row in run.rows)
+        return column_names(row for run in self.runs for row in run.rows)
 
     @cached_property
     def number(self) -> str:
@@ -98,7 +98,7 @@ class Comparison:
         chosen = [run.summary["select_by"] for run in runs if run.summary.get("select_by")]
         model = names.parts_of(self.metric)[0] or names.parts_of(chosen[0] if chosen else None)[0]
         wanted = f"{model}/{self.number}" if model else self.number
-        columns = columns_of(row for run in runs for row in run.rows)
+        columns = column_names(row for run in runs for row in run.rows)
         return next(iter(names.candidates(columns, "test", wanted)), None)
 
     def main_kind(self, label: str) -> str | None:
@@ -278,12 +278,12 @@ def _unequal(what: str, values: Mapping[str, float]) -> list[str]:
     return [f"Unequal {what}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."]
 
 
-def all_labels(comparisons: Sequence[Comparison]) -> list[str]:
+def all_labels(comparisons: Sequence[ComparedRuns]) -> list[str]:
     """Returns the methods of all comparisons, in their order."""
     return list(dict.fromkeys(label for one in comparisons for label in one.labels))
 
 
-def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
+def blocks(comparisons: Sequence[ComparedRuns]) -> tuple[list[str], np.ndarray]:
     """Returns the methods that have all runs, and their mean scores [blocks, methods].
 
     A block is a seed at one point of the grid. Scores whose small values are good have a minus.

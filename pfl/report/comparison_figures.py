@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pfl.report.comparison import Comparison, blocks
-from pfl.report.curves import BYTES, COLOURS, MARKERS, Panel, Row, draw, rows_of
+from pfl.report.comparison import ComparedRuns, blocks
+from pfl.report.curves import BYTES, COLOURS, MARKERS, UNITS, Panel, PanelRow, draw, panel_rows
 from pfl.scores.names import ScoreName, models_of
-from pfl.scores.runs import columns_of
+from pfl.scores.runs import column_names
 from pfl.scores.statistics import critical_difference, mean_ranks
 
 if TYPE_CHECKING:
@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = {"round": "rounds", BYTES: "MB sent and received", "train/samples": "gradients"}
-UNITS = {BYTES: 1e6}
 
 
-def curves(comparison: Comparison, suffix: str = "") -> Figure:
+def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
     """Draws the score against rounds, bytes, gradients and virtual time, with bands over seeds.
 
     The suffix "_worst10" draws the mean of the worst tenth of the clients.
     """
     number = comparison.number
-    table: list[Row] = []
+    table: list[PanelRow] = []
     for run in comparison.runs:
         score = f"{comparison.score_of(run.label)}{suffix}"
-        for row in rows_of([run], comparison.budget, comparison.main_kind(run.label)):
+        for row in panel_rows([run], comparison.budget, comparison.main_kind(run.label)):
             if score in row:
                 table.append({"train/samples": 0, BYTES: 0, **row, "score": row[score]})
     label = f"test {number}" + (", worst tenth" if suffix else "")
@@ -44,7 +43,7 @@ def curves(comparison: Comparison, suffix: str = "") -> Figure:
     return draw(comparison.title, panels, table)
 
 
-def communication(comparison: Comparison, bandwidth: float) -> Figure | None:
+def communication(comparison: ComparedRuns, bandwidth: float) -> Figure | None:
     """Draws the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
 
     The clients of a round send and receive side by side, so that a round takes as long as the mean
@@ -63,7 +62,7 @@ def communication(comparison: Comparison, bandwidth: float) -> Figure | None:
     return draw(comparison.title, [panel], table)
 
 
-def communication_seconds(rows: Sequence[Row], bandwidth: float) -> list[tuple[float, float]]:
+def communication_seconds(rows: Sequence[PanelRow], bandwidth: float) -> list[tuple[float, float]]:
     """Returns pairs of a round and the seconds that communication has taken up to its end."""
     before, seconds, points = 0.0, 0.0, []
     for row in rows:
@@ -75,7 +74,7 @@ def communication_seconds(rows: Sequence[Row], bandwidth: float) -> list[tuple[f
     return points
 
 
-def gains(comparison: Comparison) -> Figure | None:
+def gains(comparison: ComparedRuns) -> Figure | None:
     """Draws the distribution of each client's gain over the baseline as violins.
 
     A red line marks equality. None if no run has recorded scores of clients.
@@ -104,13 +103,13 @@ def gains(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def scatter(comparison: Comparison) -> Figure | None:
+def scatter(comparison: ComparedRuns) -> Figure | None:
     """Draws each client's personalized score against the global model's; None without both."""
     number = comparison.number
     points = {}
     for label in comparison.labels:
         runs = comparison.of(label)
-        models = models_of(columns_of(row for run in runs for row in run.rows), number)
+        models = models_of(column_names(row for run in runs for row in run.rows), number)
         pairs = []
         for run in runs if {"global", "personalized"} <= set(models) else ():
             row = comparison.chosen[id(run)]
@@ -135,12 +134,12 @@ def scatter(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _colour(comparison: Comparison, label: str) -> str:
+def _colour(comparison: ComparedRuns, label: str) -> str:
     """Returns the colour that a method has in all figures of a comparison."""
     return COLOURS[comparison.labels.index(label) % len(COLOURS)]
 
 
-def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figure | None:
+def rank_diagram(comparisons: Sequence[ComparedRuns], alpha: float = 0.05) -> Figure | None:
     """Draws the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
 
     A block is a seed of a point of the grid; methods that a bar connects do not differ

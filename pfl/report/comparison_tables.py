@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl.report.comparison import Comparison, all_labels, blocks
+from pfl.report.comparison import ComparedRuns, all_labels, blocks
 from pfl.report.table import Cell, Column, Estimate, Table
 from pfl.scores.names import ScoreName, direction, models_of, numbers_of
 from pfl.scores.runs import Row, Run
@@ -29,7 +29,7 @@ MEANS_ONLY = {
 Record = dict[str, Any]
 
 
-def overview_table(comparisons: Sequence[Comparison]) -> Table:
+def overview_table(comparisons: Sequence[ComparedRuns]) -> Table:
     """Returns a row for each method: its scores at all points of a grid, by mean rank.
 
     The score is that of the model that counts. A method that lacks a run has no rank (see
@@ -46,7 +46,7 @@ def overview_table(comparisons: Sequence[Comparison]) -> Table:
     return Table(columns, rows, "Scores at all points, by mean rank.", "tab:overview")
 
 
-def score_table(comparison: Comparison) -> Table:
+def score_table(comparison: ComparedRuns) -> Table:
     """Returns a row for each method: scores, worst tenth, metrics, gain and costs.
 
     `model` is the model that counts, whose score, worst tenth, metrics, gain and parameters these
@@ -76,18 +76,18 @@ def score_table(comparison: Comparison) -> Table:
     return Table(columns, rows, caption.strip(), _label(comparison))
 
 
-def _label(comparison: Comparison) -> str:
+def _label(comparison: ComparedRuns) -> str:
     """Returns the label of a comparison's tables in LaTeX."""
     slug = "".join(c if c.isalnum() else "-" for c in comparison.title.lower()).strip("-")
     return f"tab:{slug or 'scores'}"
 
 
-def _score_column(head: str, comparison: Comparison, number: str) -> Column:
+def _score_column(head: str, comparison: ComparedRuns, number: str) -> Column:
     better = direction(number, comparison.metrics)
     return Column(head, ".4f", better, is_share=number == "accuracy")
 
 
-def statistics_table(comparison: Comparison) -> Table:
+def statistics_table(comparison: ComparedRuns) -> Table:
     """Returns a row for each method that is compared with the baseline."""
     heads = [f"difference to {comparison.baseline}", "95% interval", "p (Holm)"]
     heads += ["wins", "ties", "losses"]
@@ -107,7 +107,7 @@ def statistics_table(comparison: Comparison) -> Table:
     return Table(["method", "model", *heads[:3], *counts], rows, caption, label)
 
 
-def records(comparisons: Sequence[Comparison]) -> list[Record]:
+def records(comparisons: Sequence[ComparedRuns]) -> list[Record]:
     """Returns a row for each method at each point of a grid, with the numbers of all tables.
 
     A score has its standard deviation in a column of its own.
@@ -131,7 +131,7 @@ def records(comparisons: Sequence[Comparison]) -> list[Record]:
     return rows
 
 
-def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
+def run_records(comparisons: Sequence[ComparedRuns]) -> list[Record]:
     """Returns a row for each run: what it is, and its `metrics.csv` in the round that counts."""
     rows = []
     for comparison in comparisons:
@@ -146,7 +146,7 @@ def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
     return rows
 
 
-def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> dict[str, float]:
+def run_numbers(comparison: ComparedRuns, run: Run, last: Row | None = None) -> dict[str, float]:
     """Returns a run's numbers in the round that counts, by the columns of the tables; NaN for none.
 
     Bytes and gradients are those up to the round `last`, if it is given. Gradients have those of
@@ -174,7 +174,7 @@ def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> di
     }
 
 
-def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
+def _numbers(comparison: ComparedRuns, label: str) -> dict[str, np.ndarray]:
     """Returns for each column of the table the numbers of a method's runs, which may be NaN."""
     rows = [run_numbers(comparison, run) for run in comparison.of(label)]
     numbers = {head: np.array([row[head] for row in rows], float) for head in rows[0]}
@@ -182,7 +182,7 @@ def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
     return numbers | {"tuning trials": np.array([comparison.tuning_cost(label, "trials")])}
 
 
-def _ranks(comparisons: Sequence[Comparison]) -> dict[str, float]:
+def _ranks(comparisons: Sequence[ComparedRuns]) -> dict[str, float]:
     """Returns the mean rank of each method that has all runs."""
     labels, scores = blocks(comparisons)
     return dict(zip(labels, mean_ranks(scores).tolist(), strict=True)) if labels else {}

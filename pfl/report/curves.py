@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-Row = Mapping[str, Any]
-BYTES = "comm/bytes"  # sent and received, in the rows of `rows_of`
+PanelRow = Mapping[str, Any]
+BYTES = "comm/bytes"  # sent and received, in the rows of `panel_rows`
+UNITS = {BYTES: 1e6}  # by which figures divide a column
 # Okabe & Ito's colours for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MODELS = {"global": COLOURS[0], "personalized": COLOURS[1], "local": "#777777"}
-MODELS |= {"finetuned": COLOURS[2], "unseen": COLOURS[3]}
+MODEL_COLOURS = {"global": COLOURS[0], "personalized": COLOURS[1], "local": "#777777"}
+MODEL_COLOURS |= {"finetuned": COLOURS[2], "unseen": COLOURS[3]}
 LINES = ("-", "--", ":", "-.")
 SUM = " + "
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -65,7 +66,7 @@ class Line:
     high: np.ndarray
 
 
-def rows_of(
+def panel_rows(
     runs: Sequence[Run], budget: tuple[str, float] | None = None, model: str | None = None
 ) -> list[dict[str, Any]]:
     """Returns the rows of `metrics.csv` of some runs as panels take them, and all bytes so far.
@@ -116,7 +117,7 @@ class Panel:
         """Returns whether the panel shows a run at a point of the grid."""
         return run in self.runs and all(axes[axis] in v for axis, v in self.where.items())
 
-    def check(self, figure: str, table: Sequence[Row], known: Iterable[str]) -> None:
+    def check(self, figure: str, table: Sequence[PanelRow], known: Iterable[str]) -> None:
         """Refuses a panel with a metric that no run has; `known` are all metrics."""
         have = {name for row in table if row["run"] in self.runs for name in row}
         of_y = {name for y in self.y for name in y.split(SUM)}
@@ -127,20 +128,20 @@ class Panel:
             metrics = ", ".join(known)
             raise ConfigError(f"{figure}: panels: no run has {missing[0]!r}; there are {metrics}")
 
-    def lines(self, table: Sequence[Row]) -> list[Line]:
+    def lines(self, table: Sequence[PanelRow]) -> list[Line]:
         """Returns the lines: one for each run and point of the grid's other axes."""
         others = {k: self.where.get(k, v) for k, v in self.axes.items() if k != self.x}
         points = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
         lines = (self._line(table, run, point) for run in self.runs for point in points)
         return [line for line in lines if len(line.x)]
 
-    def _line(self, table: Sequence[Row], run: str, point: dict[str, Any]) -> Line:
+    def _line(self, table: Sequence[PanelRow], run: str, point: dict[str, Any]) -> Line:
         rows = [r for r in table if r["run"] == run and all(r[k] == v for k, v in point.items())]
         seeds = dict.fromkeys(row["seed"] for row in rows)
         series = [self._points([row for row in rows if row["seed"] == seed]) for seed in seeds]
         return Line(self.runs[run], point, *_mean(series, self.x_unit, self.y_unit))
 
-    def _points(self, rows: Sequence[Row]) -> dict[Any, tuple[float, float]]:
+    def _points(self, rows: Sequence[PanelRow]) -> dict[Any, tuple[float, float]]:
         """Returns x and y of one seed, by the value of the axis or by the round."""
         if self.x not in self.axes:
             rows = [row for row in rows if self.x in row and self._y(row) is not None]
@@ -152,7 +153,7 @@ class Panel:
                 points[x] = (x, y)
         return points
 
-    def point_value(self, rows: Sequence[Row]) -> float | None:
+    def point_value(self, rows: Sequence[PanelRow]) -> float | None:
         """Returns y in the round of a run that `at` chooses; None if there is none."""
         values = [y for row in rows if (y := self._y(row)) is not None]
         if isinstance(self.at, dict):
@@ -163,7 +164,7 @@ class Panel:
             return None
         return min(values) if self.at == "best" else values[-1]
 
-    def _y(self, row: Row) -> float | None:
+    def _y(self, row: PanelRow) -> float | None:
         sums = (y.split(SUM) for y in self.y)
         return next((sum(row[n] for n in names) for names in sums if row.keys() >= {*names}), None)
 
@@ -230,7 +231,7 @@ def weight_matrix(
 # ---- drawing -------------------------------------------------------------------------------------
 
 
-def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
+def draw(title: str, panels: list[Panel], table: Sequence[PanelRow]) -> Figure:
     """Returns a figure of all panels, up to three in a row, with one legend below them."""
     from matplotlib.figure import Figure  # slow to import; pyplot would need a display
 
@@ -260,7 +261,7 @@ def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: An
 
 
 def _draw_panel(
-    axes: Axes, panel: Panel, table: Sequence[Row], labels: list[str]
+    axes: Axes, panel: Panel, table: Sequence[PanelRow], labels: list[str]
 ) -> dict[str, Any]:
     """Draws one panel and returns the lines by label.
 

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pfl.report.curves import COLOURS, MODELS, Line, plot, weight_matrix
+from pfl.report.curves import COLOURS, MODEL_COLOURS, Line, plot, weight_matrix
 from pfl.scores.names import candidates, scores_among
-from pfl.scores.runs import columns_of
+from pfl.scores.runs import column_names
 from pfl.scores.table import ScoreTable
 
 CLASSES = (*COLOURS[:6], "#777777", "#8C6D00")
@@ -44,7 +44,7 @@ def run_figure(
         names = [name.removeprefix("label_") for name in labels]
         draw_partition(left, np.stack([columns[name] for name in labels], 1), names)
     else:
-        left.bar(columns["client"], columns["train_samples"], color=MODELS["local"])
+        left.bar(columns["client"], columns["train_samples"], color=MODEL_COLOURS["local"])
         left.set(xlabel="client", ylabel="training samples", title="Who has how much")
     draw_curves(middle, rows, scores)
     draw_clients(right, columns, score_name(rows))
@@ -122,7 +122,7 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
     If there are scores by round, a band holds the personalized models' (or else the global model's)
     without the lowest and the highest tenth of the clients.
     """
-    number, names = score_name(rows), scores_among(columns_of(rows), "test")
+    number, names = score_name(rows), scores_among(column_names(rows), "test")
     shown = [n for n in names if n.number == number and n.model in ("global", "personalized")]
     for name in shown:
         for suffix, form, words in (("", "-", ""), ("_worst10", ":", ", worst 10 %")):
@@ -135,7 +135,7 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
                 found = scores.over_rounds(name)
                 band = found if found and np.array_equal(scores.rounds, x) else band
             line = Line(name.model, {}, x, y, band["q10"], band["q90"])
-            look = {"color": MODELS[name.model], "label": f"{name.model}{words}"}
+            look = {"color": MODEL_COLOURS[name.model], "label": f"{name.model}{words}"}
             plot(axes, line, form, f"{name.model}, 80 % of clients", **look)
     axes.set(xlabel="round", ylabel=f"test {number}", title="Mean over clients")
     axes.grid(alpha=0.3)
@@ -152,7 +152,7 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> Non
         return
     order = np.argsort(columns[str(names[0])])
     for name in names:
-        values, colour = columns[str(name)][order], MODELS[name.model]
+        values, colour = columns[str(name)][order], MODEL_COLOURS[name.model]
         axes.plot(values, markers[name.model], color=colour, label=name.model, alpha=0.8)
     xlabel = f"clients, by {number} of the {names[0].model} model"
     axes.set(xlabel=xlabel, ylabel=f"test {number}", title="Each client")
@@ -177,7 +177,7 @@ def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], numb
     labels = {"finetuned": ("clients that train", "o-"), "unseen": ("unseen clients", "s--")}
     for name, points in curves.items():
         label, style = labels[name]
-        axes.plot(*zip(*points, strict=True), style, color=MODELS[name], label=label)
+        axes.plot(*zip(*points, strict=True), style, color=MODEL_COLOURS[name], label=label)
     axes.set(xlabel="local steps of fine-tuning", ylabel=f"test {number}", title="Fine-tuning")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -186,5 +186,5 @@ def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], numb
 
 def score_name(rows: list[dict[str, Any]]) -> str:
     """Returns "accuracy" if the rows have one, otherwise "loss" (regression)."""
-    first = candidates(columns_of(rows), "test")
+    first = candidates(column_names(rows), "test")
     return first[0].number if first else "loss"

@@ -12,21 +12,29 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from pfl.report.curves import BYTES, COLOURS, MODELS, Line, Panel, rows_of, weight_matrix
+from pfl.report.curves import (
+    BYTES,
+    COLOURS,
+    MODEL_COLOURS,
+    UNITS,
+    Line,
+    Panel,
+    panel_rows,
+    weight_matrix,
+)
 from pfl.report.run_summary import size
 from pfl.scores.names import scores_among
-from pfl.scores.runs import Run, columns_of
+from pfl.scores.runs import Run, column_names
 
 AXES = {"rounds": "round", "MB sent and received": BYTES, "sample gradients": "train/samples"}
 AXES |= {"virtual seconds": "virtual_seconds"}
-UNITS = {BYTES: 1e6}
-KINDS = {"global": "dash", "personalized": "solid", "finetuned": "dot", "unseen": "dashdot"}
+DASHES = {"global": "dash", "personalized": "solid", "finetuned": "dot", "unseen": "dashdot"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "pentagon")
 SYMBOL_OF = {"global": "circle", "personalized": "triangle-up", "local": "x"}
-MOST_CLIENTS = 1000  # in a figure or a table
+MOST_SHOWN = 1000  # in a figure or a table
 MOST_LABELS = 6  # in a hover text
 COUNTED = ("round", "train/samples", "virtual_seconds", "participants", "parameters/", "comm/")
-SPLITS = {"test": "test", "val": "validation"}
+SPLIT_WORDS = {"test": "test", "val": "validation"}
 LAYOUT = {
     "template": "plotly_white",
     "margin": {"l": 60, "r": 20, "t": 30, "b": 50},
@@ -40,9 +48,9 @@ LAYOUT = {
 
 def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[str, str]]:
     """Returns what curves can show: by title, for each model, a column of `metrics.csv`."""
-    columns = columns_of(row for run in runs for row in run.rows)
+    columns = column_names(row for run in runs for row in run.rows)
     titles: dict[str, dict[str, str]] = {}
-    for split, words in SPLITS.items():
+    for split, words in SPLIT_WORDS.items():
         for name in scores_among(columns, split):
             if f"{name}{suffix}" in columns:
                 models = titles.setdefault(f"{words} {name.number}", {})
@@ -52,7 +60,7 @@ def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[st
     return titles | {name: {"": name} for name in others}
 
 
-def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
+def score_lines(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     """Returns lines of the mean over seeds with bands from the lowest to the highest seed, or None.
 
     Each trace has in its `meta` the score that it shows and its x for each axis of `AXES`, with
@@ -60,12 +68,12 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     """
     figure, labels = go.Figure(), list(dict.fromkeys(run.label for run in runs))
     scores = columns_by_title(runs, suffix)
-    have = [set(columns_of(rows_of([run]))) for run in runs if run.rows]
+    have = [set(column_names(panel_rows([run]))) for run in runs if run.rows]
     axes = {title: name for title, name in AXES.items() if all(name in names for names in have)}
     names = {label: label for label in labels}
     for score, columns in scores.items():
         for kind, column in columns.items():
-            rows = rows_of(runs, model=kind)
+            rows = panel_rows(runs, model=kind)
             units = [(x, UNITS.get(x, 1)) for x in axes.values()]
             panels = [Panel(names, {}, x=x, y=[column], x_unit=unit) for x, unit in units]
             lines = [{line.label: line for line in panel.lines(rows)} for panel in panels]
@@ -88,7 +96,7 @@ def _line(
     number, base = labels.index(line.label), kind.partition("/")[0]
     colour = COLOURS[number % len(COLOURS)]
     if len(labels) == 1:
-        colour = MODELS.get(base, COLOURS[0])
+        colour = MODEL_COLOURS.get(base, COLOURS[0])
     meta = {"score": score, "x": {axis: one.x.tolist() for axis, one in by_axis.items()}}
     name = html.escape(", ".join(filter(None, [line.label, kind])))
     common = {"x": line.x, "meta": meta, "visible": visible, "legendgroup": name}
@@ -99,7 +107,7 @@ def _line(
         band = {"fill": "tonexty", "fillcolor": f"rgba({rgb}, 0.15)"}
         for y, fill in ((line.low, {}), (line.high, band)):
             traces.append(go.Scatter(y=y, showlegend=False, **fill, **border))
-    style = {"color": colour, "dash": KINDS.get(base, "solid"), "width": 2}
+    style = {"color": colour, "dash": DASHES.get(base, "solid"), "width": 2}
     marker = {"symbol": SYMBOLS[number % len(SYMBOLS)], "maxdisplayed": 12, "size": 7}
     look = {"mode": "lines+markers", "line": style, "marker": marker}
     return [*traces, go.Scatter(y=line.y, name=name, **look, **common)]
@@ -110,7 +118,7 @@ def _line(
 
 def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
     """Returns each client's scores; the text of a client has its labels, sizes, scores and gain."""
-    kinds = [name for name in table if name.partition("/")[0] in MODELS]
+    kinds = [name for name in table if name.partition("/")[0] in MODEL_COLOURS]
     drawn = [kind for kind in kinds if kind in SYMBOL_OF]
     for adapted in ("finetuned", "unseen"):  # after the most steps
         drawn += [kind for kind in kinds if kind.startswith(adapted)][-1:]
@@ -122,7 +130,7 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
     look = {"mode": "markers", "text": texts, "hovertemplate": "%{text}<extra></extra>"}
     for kind in drawn:
         marker: dict[str, Any] = {"symbol": SYMBOL_OF.get(kind, "star"), "size": 9, "opacity": 0.8}
-        marker["color"] = MODELS[kind.partition("/")[0]]
+        marker["color"] = MODEL_COLOURS[kind.partition("/")[0]]
         figure.add_scatter(x=places, y=table[kind][order], name=kind, marker=marker, **look)
     x = f"clients, by {number} of the {drawn[0]} model"
     return _laid_out(figure, "Each client", 400, xaxis_title=x, yaxis_title=f"test {number}")
@@ -157,7 +165,7 @@ def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
     for index, (label, values) in enumerate(scores.items()):
         marker = {"color": COLOURS[index % len(COLOURS)], "size": 4, "opacity": 0.6}
         look = {"jitter": 0.5, "showlegend": False, "marker": marker}
-        shown = "all" if len(values) <= MOST_CLIENTS else "outliers"
+        shown = "all" if len(values) <= MOST_SHOWN else "outliers"
         figure.add_box(y=values, name=html.escape(label), boxpoints=shown, **look)
     return _laid_out(figure, "Clients of all methods", 430, yaxis_title=f"test {number}")
 
@@ -165,7 +173,7 @@ def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
 # ---- maps ----------------------------------------------------------------------------------------
 
 
-def partition(table: dict[str, np.ndarray]) -> go.Figure | None:
+def label_map(table: dict[str, np.ndarray]) -> go.Figure | None:
     """Returns the label counts as a heat map, or the clients' sizes if there are no labels."""
     if "train_samples" not in table:
         return None

@@ -8,7 +8,7 @@ from pfl.errors import printable
 from pfl.report.table import Cell, Column, Table, text
 from pfl.scores.names import ScoreName, candidates, models_of, numbers_of
 
-COLUMNS = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
+NUMBER_HEADS = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
 
 
 def summary_table(summary: dict[str, Any]) -> str:
@@ -75,8 +75,12 @@ def best_words(best: dict[str, Any] | None, select_by: str | None = None) -> str
 def _scores(summary: dict[str, Any], number: str) -> Table:
     """Returns a row for each model that was tested."""
     names = [ScoreName("test", model, number) for model in models_of(summary, number)]
-    have = [suffix for suffix in COLUMNS if any(f"{name}{suffix}" in summary for name in names)]
-    forms = [Column(COLUMNS[suffix], ".0f" if suffix == "_clients" else ".4f") for suffix in have]
+    have = [
+        suffix for suffix in NUMBER_HEADS if any(f"{name}{suffix}" in summary for name in names)
+    ]
+    forms = [
+        Column(NUMBER_HEADS[suffix], ".0f" if suffix == "_clients" else ".4f") for suffix in have
+    ]
     rows: list[list[Cell]] = [
         [name.model, *(summary.get(f"{name}{suffix}", "") for suffix in have)] for name in names
     ]

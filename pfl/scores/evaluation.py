@@ -145,7 +145,7 @@ class ClientScores(torchmetrics.Metric):
         return result
 
 
-def by_name(
+def scores_by_name(
     scores: Mapping[tuple[str, str], Mapping[str, np.ndarray]],
 ) -> dict[ScoreName, np.ndarray]:
     """Returns what is recorded for each client, [M] by name: all but the counts."""

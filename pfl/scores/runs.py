@@ -34,7 +34,7 @@ OF_A_RUN = re.compile(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_
 OF_A_SEED = re.compile(r"seed\d+$")
 
 
-def columns_of(rows: Iterable[Row]) -> list[str]:
+def column_names(rows: Iterable[Row]) -> list[str]:
     """Returns the names of all columns that some row has."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
@@ -47,7 +47,7 @@ def best_round(
     The score is the first of `pfl.scores.names.candidates`, perhaps the one called `metric`, that a
     row has. The first of equal rounds wins. None if no round was validated.
     """
-    for score in map(str, candidates(columns_of(rows), "val", metric)):
+    for score in map(str, candidates(column_names(rows), "val", metric)):
         have = [row for row in rows if not math.isnan(row.get(score, math.nan))]
         if have:
             best = max(have, key=lambda row: signed_score(score, row[score], metrics))

@@ -19,7 +19,7 @@ from pfl.scores.names import Directions, ScoreName, direction
 CLIENTS = "client_scores.npy"  # grows with the evaluations of a run
 LOCAL = "local_scores.npy"  # the local baseline in the rounds that are compared with it
 MOST_CLIENTS = 10_000  # of a run whose scores of single clients are kept for every evaluation
-Scores = Mapping[ScoreName, np.ndarray] | Mapping[str, np.ndarray]
+_ScoresByName = Mapping[ScoreName, np.ndarray] | Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ScoreTable:
         >>> from tempfile import TemporaryDirectory
         >>> loss = ScoreName("test", "global", "loss")
         >>> with TemporaryDirectory() as folder:
-        ...     append(Path(folder) / CLIENTS, 1, {loss: np.array([0.5, 0.25])})
-        ...     append(Path(folder) / CLIENTS, 2, {loss: np.array([0.25, 0.125])})
+        ...     append_scores(Path(folder) / CLIENTS, 1, {loss: np.array([0.5, 0.25])})
+        ...     append_scores(Path(folder) / CLIENTS, 2, {loss: np.array([0.25, 0.125])})
         ...     scores = ScoreTable.read(folder)
         >>> scores.of(2, loss).tolist()
         [0.25, 0.125]
@@ -68,7 +68,7 @@ class ScoreTable:
             return cls(rows[: len(rows) - len(rows) % _clients_in(rows)] if len(rows) else rows)
 
     @classmethod
-    def from_rounds(cls, scores: Mapping[int, Scores]) -> ScoreTable:
+    def from_rounds(cls, scores: Mapping[int, _ScoresByName]) -> ScoreTable:
         """Returns the table of the scores [M] after some rounds, in the order of the rounds."""
         return cls(np.concatenate([_rows(number, scores[number]) for number in sorted(scores)]))
 
@@ -116,7 +116,7 @@ class ScoreTable:
         return {key: np.array([row.get(key, math.nan) for row in rows]) for key in names}
 
 
-def append(path: Path, round_index: int, scores: Scores) -> None:
+def append_scores(path: Path, round_index: int, scores: _ScoresByName) -> None:
     """Adds the scores [M] of an evaluation after a round (from 1) to a table.
 
     A score that the first evaluation did not have is left out, since all rows are alike. The header
@@ -126,7 +126,7 @@ def append(path: Path, round_index: int, scores: Scores) -> None:
         return
     rows = _rows(round_index, scores)
     if not path.is_file():
-        write(path, rows)
+        write_scores(path, rows)
         return
     with files.writing(path), path.open("r+b", buffering=0) as file:
         count, kind = _read_header(file)
@@ -145,7 +145,7 @@ def append(path: Path, round_index: int, scores: Scores) -> None:
         _write_header(file, count + len(added), kind)
 
 
-def write(path: Path, rows: np.ndarray) -> None:
+def write_scores(path: Path, rows: np.ndarray) -> None:
     """Writes a table as a whole."""
     with files.replaced(path) as file:
         _write_header(file, len(rows), rows.dtype)
@@ -157,7 +157,7 @@ def header_size(content: bytes) -> int:
     return 12 + int.from_bytes(content[8:12], "little")
 
 
-def _rows(round_index: int, scores: Scores) -> np.ndarray:
+def _rows(round_index: int, scores: _ScoresByName) -> np.ndarray:
     """Returns the rows of an evaluation, which are percentiles if there are many clients."""
     count = len(next(iter(scores.values())))
     named = {str(name): values for name, values in scores.items()}

@@ -13,7 +13,7 @@ import pytest
 
 from pfl.cli.main import main
 from pfl.scores.runs import read_runs
-from pfl.scores.table import append
+from pfl.scores.table import append_scores
 from tests.commands import call
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -291,7 +291,7 @@ def test_a_damaged_folder_gets_one_line(tmp_path, monkeypatch, capsys, command, 
         path.write_text(json.dumps({**json.loads(path.read_text()), "seed": None, "algorithm": 0}))
     if name == "clients.csv" and "train" in str(content):  # fewer clients than in the scores
         loss = {"test/global/accuracy": np.zeros(3)}
-        append(tmp_path / "runs" / "a" / "client_scores.npy", 2, loss)
+        append_scores(tmp_path / "runs" / "a" / "client_scores.npy", 2, loss)
     path = tmp_path / "runs" / "a" / name
     path.unlink() if content is None else path.write_text(content, "latin-1")
     status, errors = main([command, "runs"]), capsys.readouterr().err

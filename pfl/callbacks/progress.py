@@ -112,7 +112,10 @@ class RoundProgress(ProgressBar):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self._enabled:
             return
-        total = None if trainer.max_epochs == -1 else trainer.max_epochs
+        if trainer.max_epochs == -1:
+            total = None
+        else:
+            total = trainer.max_epochs
         if on_terminal():
             self._bar = tqdm(
                 total=total,
@@ -131,8 +134,11 @@ class RoundProgress(ProgressBar):
         def tell() -> None:
             rounds = trainer.current_epoch
             scores = "".join(f", {name} {value}" for name, value in list(self._shown.items()))
-            of_all = "" if total is None else f" of {total}"
-            left = "" if total is None else time_left(begun, rounds - before, total - before)
+            of_all = ""
+            left = ""
+            if total is not None:
+                of_all = f" of {total}"
+                left = time_left(begun, rounds - before, total - before)
             print(f"{rounds}{of_all} rounds{scores}{left}", file=sys.stderr, flush=True)
 
         self._ticker = Ticker(tell, MINUTE)

@@ -89,16 +89,23 @@ class RunRecorder(Callback):
     @property
     def columns(self) -> dict[str, np.ndarray]:
         """All columns of `clients.csv`; empty before training ends."""
-        return {} if self.table is None else self.table.columns()
+        if self.table is None:
+            return {}
+        return self.table.columns()
 
     # ---- training -----------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         # The rows of another method's run are forgotten; a checkpoint restores its own later.
         if stage == "fit" and getattr(pl_module, "rounds", None) == 0:
-            self.rows, self.seconds, self.settings, self.resumed = [], 0.0, {}, []
+            self.rows = []
+            self.seconds = 0.0
+            self.settings = {}
+            self.resumed = []
         if stage == "fit":
-            self.summary, self.table, self._saved_files = {}, None, None
+            self.summary = {}
+            self.table = None
+            self._saved_files = None
         place = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
         self.place = RunFolder(place, trainer.is_global_zero)
         if stage == "fit":
@@ -119,8 +126,12 @@ class RunRecorder(Callback):
     def _compare_settings(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         """Warns of settings that differ from the checkpoint's, and records from which round."""
         now = settings(configuration(trainer, algorithm, self.config))
-        changed = changes(self.settings, now) if self._saved_files is not None else {}
-        self.settings, rounds = now, len(self.rows)
+        if self._saved_files is not None:
+            changed = changes(self.settings, now)
+        else:
+            changed = {}
+        self.settings = now
+        rounds = len(self.rows)
         if not changed:
             return
         self.resumed.append({"round": rounds + 1, "changed": changed})
@@ -181,7 +192,10 @@ class RunRecorder(Callback):
         if trainer.state.fn != "fit":
             return
         # A round that has trained but not ended is not repeated by a run that is resumed from here.
-        last = self.rows[-1]["round"] if self.rows else 0
+        if self.rows:
+            last = self.rows[-1]["round"]
+        else:
+            last = 0
         state = checkpoint["callbacks"][self.state_key]
         if last < pl_module.rounds == pl_module.row.get("round"):
             state["rows"] = [*self.rows, pl_module.row]
@@ -192,13 +206,17 @@ class RunRecorder(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = {"rows": [], "seconds": 0.0, "files": {}, "settings": {}, "resumed": []}
         check_parts(state_dict, {**own, "config": None}, "RunRecorder")
-        rows, saved = state_dict["rows"], state_dict["files"]
+        rows = state_dict["rows"]
+        saved = state_dict["files"]
         for number, row in enumerate(rows):
             check_parts(row, {"round": 0}, f"RunRecorder.rows[{number}]")
         for name, content in saved.items():
             check_parts(content, torch.zeros(0, dtype=torch.uint8), f"RunRecorder.files.{name}")
-        self.rows, self.seconds, self._saved_files = list(rows), state_dict["seconds"], saved
-        self.settings, self.resumed = state_dict["settings"], list(state_dict["resumed"])
+        self.rows = list(rows)
+        self.seconds = state_dict["seconds"]
+        self._saved_files = saved
+        self.settings = state_dict["settings"]
+        self.resumed = list(state_dict["resumed"])
         self._saved_config = state_dict["config"]
 
     def on_load_checkpoint(
@@ -206,7 +224,8 @@ class RunRecorder(Callback):
     ) -> None:
         if trainer.state.fn == "fit":
             check_parts(checkpoint, {"callbacks": {self.state_key: {}}}, "checkpoint")
-        rounds, limit = checkpoint["federated"]["rounds"], trainer.max_epochs
+        rounds = checkpoint["federated"]["rounds"]
+        limit = trainer.max_epochs
         holds = trainer.state.fn != "fit" or limit is None or limit < 0 or limit >= rounds
         expected = f"at least {rounds}, the number of rounds in the checkpoint"
         require("trainer.max_epochs", limit, holds, expected)
@@ -235,7 +254,10 @@ class RunRecorder(Callback):
 
     def on_predict_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, *_: Any) -> None:
         files.make_folder(self.folder)
-        rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
+        if trainer.world_size > 1:
+            rank = f"-{trainer.global_rank}"
+        else:
+            rank = ""
         if outputs:
             files.append_csv(self.folder / f"predictions{rank}.csv", outputs)
 
@@ -248,13 +270,16 @@ class RunRecorder(Callback):
     def _write_result(
         self, trainer: pl.Trainer, algorithm: FederatedAlgorithm, finished: bool
     ) -> None:
-        loop, rounds = algorithm.run.loop, self.rows[-1]["round"]
+        loop = algorithm.run.loop
+        rounds = self.rows[-1]["round"]
         private = algorithm.run.private
         found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
         local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
         self.table = run_result.ClientTable.of(algorithm, loop, local.get(rounds))
-        scores, epsilons = self.table.scores, self.table.epsilons
-        better, chosen = loop.metrics.higher_is_better, loop.select_by
+        scores = self.table.scores
+        epsilons = self.table.epsilons
+        better = loop.metrics.higher_is_better
+        chosen = loop.select_by
         main = candidates(map(str, scores), "test", chosen)
         names = getattr(loop.datamodule, "client_names", None)
         adapted = run_result.finetuning_samples(algorithm, loop)

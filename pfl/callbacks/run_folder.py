@@ -21,7 +21,8 @@ class RunFolder:
     """A run's folder, into which only one process at a time may write, if this one `writes`."""
 
     def __init__(self, path: Path = Path(), writes: bool = True) -> None:
-        self.path, self.writes = path, writes
+        self.path = path
+        self.writes = writes
         self._lock: BaseFileLock | None = None
         self._columns: list[str] = []  # columns of metrics.csv
         self._rounds = 0  # rounds in the method's tables
@@ -53,18 +54,23 @@ class RunFolder:
             saved: The content of the other tables in the checkpoint; None: there is none.
             tables: The tables of the method, without their ending.
         """
-        self._columns, self._rounds = [], len(rows)
+        self._columns = []
+        self._rounds = len(rows)
         if not self.writes:
             return
         # Without saved tables the same objects are fitted again, and have written these files.
         if not rows or saved is not None:
             for name in self._growing(tables):
-                path, content = self.path / name, (saved or {}).get(name)
+                path = self.path / name
+                content = (saved or {}).get(name)
                 if content is None:
                     path.unlink(missing_ok=True)
                     continue
                 begin = content[:12].numpy().tobytes()
-                skip = table.header_size(begin) if path.suffix == ".npy" else 0
+                if path.suffix == ".npy":
+                    skip = table.header_size(begin)
+                else:
+                    skip = 0
                 if not files.restore(path, content, skip):
                     self._warn_restored(name, len(rows))
             if rows and not self._metrics_begin_with(rows):

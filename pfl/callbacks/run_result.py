@@ -65,8 +65,12 @@ class ClientTable:
         """Returns the table of a run's present state; every process must call this method."""
         evaluation = getattr(algorithm, "evaluation", None)
         scores = {**scores_by_name(evaluation.scores if evaluation else {}), **(local or {})}
-        epsilons = algorithm.sample_epsilons() if hasattr(algorithm, "store") else None
-        ledger, unseen = algorithm.client_bytes(), loop.unseen_clients
+        if hasattr(algorithm, "store"):
+            epsilons = algorithm.sample_epsilons()
+        else:
+            epsilons = None
+        ledger = algorithm.client_bytes()
+        unseen = loop.unseen_clients
         return cls(loop.datamodule, scores, ledger, unseen, epsilons)
 
     def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
@@ -135,7 +139,10 @@ def gains_over_local(
     """
     model = parts_of(select_by)[0]
     for number in HIGHER_IS_BETTER:
-        wanted = f"{model}/{number}" if model else number
+        if model:
+            wanted = f"{model}/{number}"
+        else:
+            wanted = number
         for name in candidates(map(str, scores), "test", wanted)[:1]:
             local = scores.get(name._replace(model="local"))
             if local is not None and not np.isnan(local).all():
@@ -197,7 +204,10 @@ def peak_memory() -> int | None:
         import resource
     except ImportError:  # Windows
         return None
-    unit = 1 if sys.platform == "darwin" else 1024
+    if sys.platform == "darwin":
+        unit = 1
+    else:
+        unit = 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

@@ -66,7 +66,8 @@ class WandbRecord(Callback):
                 continue_wandb_run(logger, json.loads(path.read_text())["id"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        loop, recorder = pl_module.run.loop, RunRecorder.of(trainer)
+        loop = pl_module.run.loop
+        recorder = RunRecorder.of(trainer)
         self._by_bytes.clear()
         for logger in _loggers(trainer):
             logger.log_hyperparams(configuration(trainer, pl_module, recorder.config))
@@ -80,7 +81,8 @@ class WandbRecord(Callback):
                 _send_partition(run, loop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        loggers, row = _loggers(trainer), pl_module.row
+        loggers = _loggers(trainer)
+        row = pl_module.row
         names = scores_among(row, "test")
         if not loggers or pl_module.evaluation is None or not names:
             return
@@ -116,7 +118,10 @@ class WandbRecord(Callback):
 
 
 def _loggers(trainer: pl.Trainer) -> list[WandbLogger]:
-    loggers = trainer.loggers if trainer.is_global_zero else []
+    if trainer.is_global_zero:
+        loggers = trainer.loggers
+    else:
+        loggers = []
     return [logger for logger in loggers if isinstance(logger, WandbLogger)]
 
 

@@ -117,7 +117,10 @@ class Grid:
     def __post_init__(self) -> None:
         for key in ("common", "runs"):
             require(key, getattr(self, key), bool(getattr(self, key)), "keys and their values")
-        seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+        if isinstance(self.seeds, int):
+            seeds = list(range(self.seeds))
+        else:
+            seeds = self.seeds
         holds = bool(seeds) and min(seeds) >= 0 and len(set(seeds)) == len(seeds)
         expected = "their number, at least 1, or a list of different whole numbers"
         require("seeds", self.seeds, holds, expected)
@@ -145,7 +148,8 @@ class Grid:
 
     def jobs(self) -> list[Job]:
         """Returns all runs, in the order of the file."""
-        jobs, points = [], itertools.product(*(values.items() for values in self.grid.values()))
+        jobs = []
+        points = itertools.product(*(values.items() for values in self.grid.values()))
         for run, point in itertools.product(self.runs, points):
             if any(run in change["without"] for _, change in point):
                 continue
@@ -217,9 +221,15 @@ class Grid:
         shipped = {path.resolve(): name for name, path in files.names(files.shipped()).items()}
         owner = shipped.get(Path(self.source).resolve()) or os.path.relpath(self.source, folder)
         path = folder / OWNER
-        before = path.read_text() if path.is_file() else owner
+        if path.is_file():
+            before = path.read_text()
+        else:
+            before = owner
         if before != owner:
-            known = before if before in shipped.values() else os.path.normpath(folder / before)
+            if before in shipped.values():
+                known = before
+            else:
+                known = os.path.normpath(folder / before)
             raise ConfigError(
                 f"{command}: {folder} holds the results of {known}; give another folder as --out"
             )
@@ -304,7 +314,8 @@ def _axis(key: str, values: Any) -> tuple[str, dict[Any, Config]]:
 def _point(where: str, change: Any) -> Config:
     """Returns a change of the grid without dotted keys, with `runs` and `without`."""
     content = _change(where, change)
-    runs, without = change.get("runs") or {}, change.get("without", [])
+    runs = change.get("runs") or {}
+    without = change.get("without", [])
     require(f"{where}.runs", runs, isinstance(runs, dict), "keys and their values")
     require(f"{where}.without", without, isinstance(without, list), "a list of runs")
     runs = {str(run): _change(f"{where}.runs.{run}", more or {}) for run, more in runs.items()}
@@ -329,8 +340,12 @@ def nest(content: Config) -> Config:
     result: Config = {}
     for key, value in content.items():
         head, _, rest = str(key).partition(".")
-        value = nest({rest: value} if rest else value) if rest or isinstance(value, dict) else value
-        result[head] = merge(result[head], value) if head in result else value
+        if rest or isinstance(value, dict):
+            value = nest({rest: value} if rest else value)
+        if head in result:
+            result[head] = merge(result[head], value)
+        else:
+            result[head] = value
     return result
 
 

@@ -40,7 +40,8 @@ QUIET_TRAINER = {
 }
 OUR_PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
 DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
-INSTALLED, STDLIB = {"site-packages", "dist-packages"}, Path(sysconfig.get_path("stdlib"))
+INSTALLED = {"site-packages", "dist-packages"}
+STDLIB = Path(sysconfig.get_path("stdlib"))
 DATA_KEYS = ("model", "data", "loop")  # the groups whose files a run reads
 DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes published data sets
 
@@ -63,7 +64,8 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     if known := finished_outcome(job, root, keep):
         return {**known, "reused": True}
     folder = root / job.folder
-    identity, before = _identity(job), _recorded_outcome(folder)
+    identity = _identity(job)
+    before = _recorded_outcome(folder)
     make_folder(folder.parent, "--out")
     settings: Config = {
         **QUIET_TRAINER,
@@ -80,7 +82,10 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     last = folder / "checkpoints" / "last.ckpt"
     interrupted = path.is_file() and path.read_text() == text and last.is_file()
     begun = time.monotonic()
-    status = _fit(path, last) if interrupted else None
+    if interrupted:
+        status = _fit(path, last)
+    else:
+        status = None
     if status is None or not (folder / "summary.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)  # it is of another configuration, code or data
         path.write_text(text)
@@ -105,7 +110,9 @@ def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
     lacks = keep and not (root / job.folder / "checkpoints" / "last.ckpt").is_file()
     if not outcome or (lacks and outcome.get("status") != "diverged"):
         return {}
-    return outcome if _identity(job).items() <= outcome.items() else {}
+    if _identity(job).items() <= outcome.items():
+        return outcome
+    return {}
 
 
 def _recorded_outcome(folder: Path) -> Config:
@@ -125,7 +132,8 @@ def read_run(job: Job, root: Path, outcome: Config) -> Run:
 def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
     """Returns a configuration with one callback more."""
     known = config.get("trainer", {}).get("callbacks") or []
-    known = known if isinstance(known, list) else [known]
+    if not isinstance(known, list):
+        known = [known]
     callbacks = [*known, {"class_path": class_path, "init_args": arguments}]
     return merge(config, {"trainer": {"callbacks": callbacks}})
 
@@ -175,8 +183,10 @@ def code_version(config: str = "") -> str:
 @functools.cache  # the same modules for many configurations
 def _version_of(named: frozenset[str]) -> str:
     """Returns the hash of this framework, some modules, and what these import."""
-    digest, files = hashlib.sha256(_framework()), dict[Path, None]()
-    modules, known = sorted(named), {*named, *OUR_PACKAGES}
+    digest = hashlib.sha256(_framework())
+    files = dict[Path, None]()
+    modules = sorted(named)
+    known = {*named, *OUR_PACKAGES}
     for module in modules:  # the list grows by what modules import
         for path in _sources(module):
             files[path] = None
@@ -252,7 +262,9 @@ def data_version(config: Config) -> str:
 def _paths(value: Any, key: str = "") -> Iterator[Path]:
     """Yields the files and folders that a part of a configuration names."""
     if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else ((key, entry) for entry in value)
+        items = [(key, entry) for entry in value]
+        if isinstance(value, dict):
+            items = list(value.items())
         for name, entry in items:
             yield from _paths(entry, str(name))
     elif isinstance(value, str) and value and key != "class_path":
@@ -327,7 +339,10 @@ def places_for(
         workers: The number of processes that the user asks for; None: as many as fit.
     """
     trainers = [job.config.get("trainer") or {} for job in jobs]
-    cards = [] if all(one.get("accelerator") == "cpu" for one in trainers) else visible_cards()
+    if all(one.get("accelerator") == "cpu" for one in trainers):
+        cards = []
+    else:
+        cards = visible_cards()
     several = any(str(one.get("devices", 1)) not in ("1", "[0]", "None") for one in trainers)
     if cards and several:
         return workers or 1, []

@@ -72,7 +72,10 @@ class Watch:
                 leave=False,
                 file=sys.stderr,
             )
-        seconds = MINUTE if self._bar is None else SECOND
+        if self._bar is None:
+            seconds = MINUTE
+        else:
+            seconds = SECOND
         self._ticker = Ticker(self.tell, seconds)
         self._ticker.start()
         return self

@@ -65,7 +65,8 @@ class Results:
         groups: dict[str, list[Run]] = {}
         for run in runs:
             groups.setdefault(json.dumps(run.point, default=str), []).append(run)
-        first, taken = baseline or labels[0], tuning or {}
+        first = baseline or labels[0]
+        taken = tuning or {}
         points = [
             ComparedRuns(group, first, budget, point_text(group[0].point) or title, taken, metric)
             for group in groups.values()
@@ -114,9 +115,15 @@ class Results:
 
     def __str__(self) -> str:
         """Returns the tables as text."""
-        parts = [text(tables.overview_table(self.points))] if len(self.points) > 1 else []
+        if len(self.points) > 1:
+            parts = [text(tables.overview_table(self.points))]
+        else:
+            parts = []
         for point in self.points:
-            head = f"{point.title}\n\n" if len(self.points) > 1 else ""
+            if len(self.points) > 1:
+                head = f"{point.title}\n\n"
+            else:
+                head = ""
             pair = (tables.score_table(point), tables.statistics_table(point))
             parts.append(f"{head}{text(pair[0])}\n{text(pair[1])}\n{' '.join(point.notes())}\n")
         return "\n".join(parts)
@@ -128,7 +135,8 @@ class Results:
             ConfigError: A file cannot be written.
         """
         make_folder(folder, "--out")
-        page, tex = [f"# {self.title}\n"], []
+        page = [f"# {self.title}\n"]
+        tex = []
         if len(self.points) > 1:
             overview = tables.overview_table(self.points)
             page.append(markdown(overview))

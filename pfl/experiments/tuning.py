@@ -67,11 +67,15 @@ Space = dict[str, list[Any] | Range]  # all values or a range, by dotted key
 def read_space(where: str, content: Any) -> Space:
     """Returns the checked values to try, by dotted key: lists, and ranges or their arguments."""
     require(where, content, isinstance(content, dict), "keys and the values to try")
-    parser, space = ArgumentParser(exit_on_error=False), Space()
+    parser = ArgumentParser(exit_on_error=False)
+    space = Space()
     parser.add_argument("--tried", type=list[bool | int | float | str | None] | Range)
     for key, values in content.items():
         try:
-            given = asdict(values) if isinstance(values, Range) else values
+            if isinstance(values, Range):
+                given = asdict(values)
+            else:
+                given = values
             space[str(key)] = parser.instantiate(parser.parse_object({"tried": given})).tried
             if values == []:
                 raise ValueError
@@ -133,7 +137,8 @@ class Tuning(Comparison):
     spaces: dict[str, Space] = field(default_factory=dict, metadata=INNER)
 
     def __post_init__(self) -> None:
-        runs, spaces = dict(self.runs), dict(self.spaces)
+        runs = dict(self.runs)
+        spaces = dict(self.spaces)
         for run, change in runs.items():
             own: Any = {}
             if isinstance(change, dict) and "space" in change:
@@ -222,7 +227,9 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
     """
     from optuna.samplers import TPESampler
 
-    space, folder, after = tuning.spaces[job.run], root / job.folder.parent, tuning.tune.prune_after
+    space = tuning.spaces[job.run]
+    folder = root / job.folder.parent
+    after = tuning.tune.prune_after
     settings = [job.config, space, after, tuning.score, tuning.limit, tuning.tune.seeds]
     settings += [code_version(json.dumps(job.config, default=str)), data_version(job.config)]
     name = f"study-{_digest(settings)[:16]}"  # YAML reads some digests, such as 12e34, as numbers
@@ -230,11 +237,15 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
     study, storage = open_study(path, name, after)
     pruning: Config = {"storage": path, "study": name, "after": after, "metric": tuning.score}
     pruning["budget"] = tuning.limit and list(tuning.limit)
-    records, best = [], None
+    records = []
+    best = None
     for number in range(tuning.tune.trials):
         study.sampler = TPESampler(seed=int(_digest([tuning.tune.seed, job.label, number])[:8], 16))
         known = number < len(study.get_trials(deepcopy=False))
-        trial = trial_of(study, storage, number) if known else study.ask()
+        if known:
+            trial = trial_of(study, storage, number)
+        else:
+            trial = study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
         config = job.with_changes([nest(values)]).config
         if tuning.tune.seeds == 1:
@@ -242,7 +253,10 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         one = Job(f"trial{number}", {}, job.seed, config)
         record = _try(study, trial, one, tuning, folder)
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
-        score = f"{record['score']:.4f}" if record["score"] is not None else "–"
+        if record["score"] is not None:
+            score = f"{record['score']:.4f}"
+        else:
+            score = "–"
         say(
             f"{job.label}, trial {number + 1}/{tuning.tune.trials}: {score} ({record['state']}; "
             f"{_values_text(values)})"
@@ -282,13 +296,18 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
     """Runs a trial in `folder`, unless it has ended, and returns its record."""
     from optuna.trial import TrialState
 
-    scores, state, name = list[float](), "finished", None
+    scores = list[float]()
+    state = "finished"
+    name = None
     costs: dict[str, float] = dict.fromkeys(COSTS, 0)
     for seed in range(job.seed, job.seed + tuning.tune.seeds):
         one = replace(job, seed=seed, config={**job.config, "seed_everything": seed})
         outcome = execute(one, folder)
         run = read_run(one, folder, outcome)
-        last = run.rows[-1] if run.rows else {}
+        if run.rows:
+            last = run.rows[-1]
+        else:
+            last = {}
         best = best_round(run.within(tuning.limit), tuning.score, run.metrics)
         costs["rounds"] += last.get("round", 0)
         costs["gradients"] += last.get("train/samples", 0.0)
@@ -302,7 +321,8 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
             name = best["selected_by"]
             scores.append(best[str(name)])
     known = study.get_trials(deepcopy=False)[trial.number]
-    state = "pruned" if PRUNED in known.user_attrs else state
+    if PRUNED in known.user_attrs:
+        state = "pruned"
     record: Config = {
         "state": state,
         "score": sum(scores) / len(scores) if scores and state != "diverged" else None,
@@ -339,7 +359,8 @@ class Tuned:
         head = ["method", *axes, "best values", "validation score", "trials", "pruned", "diverged"]
         rows: list[list[Cell]] = []
         for one in self.found:
-            states, spent = [record["state"] for record in one.records], one.cost()
+            states = [record["state"] for record in one.records]
+            spent = one.cost()
             place = [one.job.run, *map(str, one.job.axes.values())]
             counts = [len(states), states.count("pruned"), states.count("diverged")]
             score = f"{one.score:.4f} ({one.metric})"
@@ -355,11 +376,13 @@ class Tuned:
 
         With a grid, what tuning took is the mean over the points of the grid.
         """
-        tuning, spent = self.tuning, dict[str, list[dict[str, int]]]()
+        tuning = self.tuning
+        spent = dict[str, list[dict[str, int]]]()
         runs = {run: functools.reduce(merge, tuning.changes, c) for run, c in tuning.runs.items()}
         grid = {a: {v: dict(c) for v, c in values.items()} for a, values in tuning.grid.items()}
         for one in self.found:
-            run, best = one.job.run, nest(one.best)
+            run = one.job.run
+            best = nest(one.best)
             spent.setdefault(run, []).append(one.cost())
             if not one.job.axes:
                 runs[run] = merge(runs[run], best)

@@ -114,7 +114,10 @@ def _receive(pipe: Connection, process: BaseProcess, task: Any) -> Any:
     except (EOFError, ConnectionResetError):
         process.join()
         code = process.exitcode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with {code}"
         raise WorkerLost(f"{task}: its process {how}; the same command continues") from None
     if not succeeded:
         raise result
@@ -138,7 +141,10 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
         except Ended as error:  # SIGTERM came in a round; the line is printed
             answer = False, error
         except (Exception, SystemExit) as error:  # without its traceback, which cannot be sent
-            line = None if os.environ.get("PFL_TRACEBACK") else mistake(error)
+            if os.environ.get("PFL_TRACEBACK"):
+                line = None
+            else:
+                line = mistake(error)
             everything = "".join(traceback.format_exception(error))
             answer = False, RuntimeError(everything) if line is None else ConfigError(line)
         pipe.send(answer)
@@ -160,7 +166,13 @@ def workers_that_fit(tasks: int, cards: int = 0) -> int:
 
 def visible_cards() -> list[str]:
     """Returns the GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+    else:
+        count = 0
     named = os.environ.get(VISIBLE)
-    names = named.split(",") if named else [str(number) for number in range(count)]
+    if named:
+        names = named.split(",")
+    else:
+        names = [str(number) for number in range(count)]
     return names[:count]

@@ -72,7 +72,9 @@ class ComparedRuns:
     def number(self) -> str:
         """What is scored: the number in `metric`, or else "accuracy", or "loss" for regression."""
         first = names.candidates(self.columns, "test", self.metric)
-        return first[0].number if first else names.parts_of(self.metric)[1] or "accuracy"
+        if first:
+            return first[0].number
+        return names.parts_of(self.metric)[1] or "accuracy"
 
     @property
     def metrics(self) -> names.Directions:
@@ -96,15 +98,22 @@ class ComparedRuns:
         """Returns the score that counts for a method; None if its runs do not have it."""
         runs = self.of(label)
         chosen = [run.summary["select_by"] for run in runs if run.summary.get("select_by")]
-        model = names.parts_of(self.metric)[0] or names.parts_of(chosen[0] if chosen else None)[0]
-        wanted = f"{model}/{self.number}" if model else self.number
+        model = names.parts_of(self.metric)[0]
+        if chosen and not model:
+            model = names.parts_of(chosen[0])[0]
+        if model:
+            wanted = f"{model}/{self.number}"
+        else:
+            wanted = self.number
         columns = column_names(row for run in runs for row in run.rows)
         return next(iter(names.candidates(columns, "test", wanted)), None)
 
     def main_kind(self, label: str) -> str | None:
         """Returns the kind of model that counts for a method, such as "personalized"."""
         name = self.score_of(label)
-        return None if name is None else name.model
+        if name is None:
+            return None
+        return name.model
 
     def values(self, label: str, name: names.ScoreName | str) -> np.ndarray:
         """Returns a number of each run of a method, in the round that counts; NaN where none."""
@@ -113,8 +122,11 @@ class ComparedRuns:
 
     def client_scores(self, run: Run) -> np.ndarray | None:
         """Returns the clients' test scores [M] of the model that counts."""
-        row, name = self.chosen[id(run)], self.score_of(run.label)
-        return None if row is None or name is None else run.client_scores(row, name)
+        row = self.chosen[id(run)]
+        name = self.score_of(run.label)
+        if row is None or name is None:
+            return None
+        return run.client_scores(row, name)
 
     # ---- statistics ---------------------------------------------------------------------------
 
@@ -170,7 +182,8 @@ class ComparedRuns:
 
         None if the run has no local baseline (the callback `LocalBaseline`) of that round.
         """
-        row, name = self.chosen[id(run)], self.score_of(run.label)
+        row = self.chosen[id(run)]
+        name = self.score_of(run.label)
         if row is None or name is None:
             return None
         local = run.client_scores(row, name._replace(model="local"))
@@ -179,7 +192,9 @@ class ComparedRuns:
             return None
         # Scores of every round are kept in float32: equal scores must stay equal.
         gains = scores.astype(np.float32) - local.astype(np.float32)
-        return gains if self.larger_is_better else -gains
+        if self.larger_is_better:
+            return gains
+        return -gains
 
     def gained_of(self, run: Run) -> float | None:
         """Returns the share of a run's clients that score better than their local baseline."""
@@ -190,7 +205,9 @@ class ComparedRuns:
 
     def seconds_of(self, run: Run) -> float | None:
         """Returns a run's seconds; None with a budget: they are known of whole runs only."""
-        return None if self.budget is not None else run.summary.get("wall_seconds", np.nan)
+        if self.budget is not None:
+            return None
+        return run.summary.get("wall_seconds", np.nan)
 
     def tuning_cost(self, label: str, what: str) -> float:
         """Returns what was spent on a method's tuning: trials, rounds, gradients or seconds."""
@@ -202,8 +219,9 @@ class ComparedRuns:
         """Returns what a reader of the table must know, in sentences."""
         notes = [f"The score is {self.number}."]
         counts = sorted({len(self.of(label)) for label in self.labels})
-        seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
-        notes.append(f"± is the standard deviation over {seeds}.")
+        seeds = " or ".join(map(str, counts))
+        plural = "s" * (counts != [1])
+        notes.append(f"± is the standard deviation over {seeds} seed{plural}.")
         rows = [row for row in self.chosen.values() if row is not None]
         if not rows:
             notes.append("No run has a test score.")
@@ -247,16 +265,19 @@ class ComparedRuns:
                         adapted = [run.finetuning_samples(model) for run in self.of(label)]
                         costs = np.add(costs, adapted).tolist()
                     means[label] = float(np.mean(costs))
-            notes += _unequal(what if self.budget else f"{what} in the whole run", means)
+            whole = " in the whole run" * (not self.budget)
+            notes += _unequal(f"{what}{whole}", means)
         return notes
 
     def _tuning_notes(self) -> list[str]:
         """Returns a sentence for each budget of tuning that the methods did not share."""
-        notes = []
-        for what in ("trials", "rounds", "gradients") if self.tuning else ():
+        notes: list[str] = []
+        if not self.tuning:
+            return notes
+        for what in ("trials", "rounds", "gradients"):
             costs = {label: self.tuning_cost(label, what) for label in self.labels}
             notes += _unequal(f"{what} of tuning", costs)
-        if self.tuning and not notes:
+        if not notes:
             return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
         return notes
 
@@ -274,7 +295,8 @@ def _unequal(what: str, values: Mapping[str, float]) -> list[str]:
     ends = sorted(values.items(), key=lambda item: item[1])
     if not ends or ends[-1][1] <= (1 + UNEQUAL) * ends[0][1]:
         return []
-    (least, low), (most, high) = ends[0], ends[-1]
+    least, low = ends[0]
+    most, high = ends[-1]
     return [f"Unequal {what}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."]
 
 
@@ -294,7 +316,8 @@ def blocks(comparisons: Sequence[ComparedRuns]) -> tuple[list[str], np.ndarray]:
         column = []
         for comparison, wanted in zip(comparisons, seeds, strict=True):
             values = comparison.values(label, comparison.score_of(label) or "")
-            values = values if comparison.larger_is_better else -values
+            if not comparison.larger_is_better:
+                values = -values
             by_seed = {run.seed: v for run, v in zip(comparison.of(label), values, strict=True)}
             column += [by_seed.get(seed, np.nan) for seed in wanted]
         if not np.isnan(column).any():

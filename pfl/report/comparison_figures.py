@@ -32,10 +32,11 @@ def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
         for row in panel_rows([run], comparison.budget, comparison.main_kind(run.label)):
             if score in row:
                 table.append({"train/samples": 0, BYTES: 0, **row, "score": row[score]})
-    label = f"test {number}" + (", worst tenth" if suffix else "")
+    label = f"test {number}" + ", worst tenth" * bool(suffix)
     runs = {name: name for name in comparison.labels}
-    timed = all("virtual_seconds" in row for row in table)
-    names = NAMES | ({"virtual_seconds": "virtual seconds"} if table and timed else {})
+    names = dict(NAMES)
+    if table and all("virtual_seconds" in row for row in table):
+        names["virtual_seconds"] = "virtual seconds"
     panels = [
         Panel(runs, {}, x=x, y=["score"], x_unit=UNITS.get(x, 1), xlabel=name, ylabel=label)
         for x, name in names.items()
@@ -64,7 +65,9 @@ def communication(comparison: ComparedRuns, bandwidth: float) -> Figure | None:
 
 def communication_seconds(rows: Sequence[PanelRow], bandwidth: float) -> list[tuple[float, float]]:
     """Returns pairs of a round and the seconds that communication has taken up to its end."""
-    before, seconds, points = 0.0, 0.0, []
+    before = 0.0
+    seconds = 0.0
+    points = []
     for row in rows:
         if "comm/uplink_bytes" in row and "participants" in row:
             total = row["comm/uplink_bytes"] + row["comm/downlink_bytes"]
@@ -79,10 +82,14 @@ def gains(comparison: ComparedRuns) -> Figure | None:
 
     A red line marks equality. None if no run has recorded scores of clients.
     """
-    shown, differences = [], []
+    shown = []
+    differences = []
     for label in comparison.labels:
         ours, theirs = comparison.pairs(label)
-        gain = (ours - theirs) if comparison.larger_is_better else (theirs - ours)
+        if comparison.larger_is_better:
+            gain = ours - theirs
+        else:
+            gain = theirs - ours
         gain = gain[~np.isnan(gain)]
         if label != comparison.baseline and len(gain):
             shown.append(label)
@@ -111,19 +118,24 @@ def scatter(comparison: ComparedRuns) -> Figure | None:
         runs = comparison.of(label)
         models = models_of(column_names(row for run in runs for row in run.rows), number)
         pairs = []
-        for run in runs if {"global", "personalized"} <= set(models) else ():
+        if not {"global", "personalized"} <= set(models):
+            continue
+        names = [ScoreName("test", model, number) for model in ("global", "personalized")]
+        for run in runs:
             row = comparison.chosen[id(run)]
-            names = [ScoreName("test", model, number) for model in ("global", "personalized")]
-            both = [run.client_scores(row, name) for name in names] if row else []
-            known = [scores for scores in both if scores is not None]
-            pairs += [np.stack(known)] if len(known) == 2 else []
+            if not row:
+                continue
+            known = [s for name in names if (s := run.client_scores(row, name)) is not None]
+            if len(known) == 2:
+                pairs.append(np.stack(known))
         if pairs:
             points[label] = np.concatenate(pairs, axis=1)
     if not points:
         return None
     figure, axes = _figure(4.6, 4.4)
     for index, (label, (x, y)) in enumerate(points.items()):
-        colour, marker = _colour(comparison, label), MARKERS[index % len(MARKERS)]
+        colour = _colour(comparison, label)
+        marker = MARKERS[index % len(MARKERS)]
         axes.scatter(x, y, s=14, alpha=0.6, label=label, color=colour, marker=marker, linewidths=0)
     limits = [*axes.get_xlim(), *axes.get_ylim()]
     ends = [min(limits), max(limits)]
@@ -154,24 +166,34 @@ def rank_diagram(comparisons: Sequence[ComparedRuns], alpha: float = 0.05) -> Fi
     half = -(-len(labels) // 2)
     figure, axes = _figure(6.5, 1.3 + 0.3 * half)
     axes.set_axis_off()
-    low, high = 1, len(labels)
+    low = 1
+    high = len(labels)
     axes.set(xlim=(low - 0.45 * high, high + 0.45 * high), ylim=(-1.5 - half * 0.9, 2.2))
     axes.plot([low, high], [0, 0], color="black", linewidth=1)
-    for tick in range(low, high + 1, 1 if high <= 15 else 5):  # more numbers would overlap
+    step = 1
+    if high > 15:
+        step = 5  # more numbers would overlap
+    for tick in range(low, high + 1, step):
         axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1)
         axes.text(tick, 0.3, str(tick), ha="center", va="bottom", fontsize=8)
     axes.plot([low, low + width], [1.5, 1.5], color="black", linewidth=2)
     text = f"critical difference {width:.2f} ({len(scores)} blocks)"
     axes.text(low + width + 0.1, 1.5, text, va="center", fontsize=8)
     for place, method in enumerate(order):
-        left = place < half
-        y = -1.5 - (place if left else len(labels) - 1 - place) * 0.9
-        end = low - 0.05 * high if left else high + 0.05 * high
+        if place < half:
+            level = place
+            end = low - 0.05 * high
+            side = "right"
+        else:
+            level = len(labels) - 1 - place
+            end = high + 0.05 * high
+            side = "left"
+        y = -1.5 - level * 0.9
         axes.plot([ranks[method], ranks[method], end], [0, y, y], color="#555555", linewidth=0.9)
         name = f"{labels[method]} ({ranks[method]:.2f})"
-        axes.text(end, y, name, ha="right" if left else "left", va="center", fontsize=9)
-    for level, (first, last) in enumerate(_cliques(ranks[order], width)):
-        y = -0.3 - 0.25 * level
+        axes.text(end, y, name, ha=side, va="center", fontsize=9)
+    for number, (first, last) in enumerate(_cliques(ranks[order], width)):
+        y = -0.3 - 0.25 * number
         axes.plot([first - 0.03, last + 0.03], [y, y], color=COLOURS[1], linewidth=3)
     return figure
 

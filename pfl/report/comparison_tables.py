@@ -53,7 +53,10 @@ def score_table(comparison: ComparedRuns) -> Table:
     are. The best score that counts is the best of the table.
     """
     numbers = {label: _numbers(comparison, label) for label in comparison.labels}
-    empty = set() if comparison.tuning else {"tuning trials"}
+    if comparison.tuning:
+        empty = set()
+    else:
+        empty = {"tuning trials"}
     if not any(len(row["gained"]) for row in numbers.values()):
         empty.add("gained")
     if "virtual_seconds" not in comparison.columns:
@@ -61,12 +64,15 @@ def score_table(comparison: ComparedRuns) -> Table:
     heads = [head for head in numbers[comparison.labels[0]] if head not in empty]
     columns = [Column("method"), Column("model")]
     for head in heads:
-        number = head if head in numbers_of(comparison.columns) else comparison.number
-        if head in MEANS_ONLY:
-            columns.append(Column(head, MEANS_ONLY[head]))
-            continue
+        number = comparison.number
+        if head in numbers_of(comparison.columns):
+            number = head
         column = _score_column(head, comparison, number)
-        columns.append(column if head == COUNTS else replace(column, better=None))
+        if head in MEANS_ONLY:
+            column = Column(head, MEANS_ONLY[head])
+        elif head != COUNTS:
+            column = replace(column, better=None)
+        columns.append(column)
     rows: list[list[Cell]] = []
     for label, row in numbers.items():
         cells = [Estimate.of(row[head]) for head in heads]
@@ -98,8 +104,10 @@ def statistics_table(comparison: ComparedRuns) -> Table:
             rows.append([*row, *[None] * 6])
             continue
         row += [f"{result.difference:+.4f}", f"[{result.low:+.4f}, {result.high:+.4f}]"]
-        row.append(None if np.isnan(p) else f"{p:.2g}")
-        rows.append([*row, result.wins, result.ties, result.losses])
+        shown = None
+        if not np.isnan(p):
+            shown = f"{p:.2g}"
+        rows.append([*row, shown, result.wins, result.ties, result.losses])
     counts = [Column(head, ",.0f") for head in heads[3:]]
     caption = f"{comparison.title}. " * bool(comparison.title)
     caption += f"Each method against {comparison.baseline}, by pairs of clients."
@@ -136,9 +144,13 @@ def run_records(comparisons: Sequence[ComparedRuns]) -> list[Record]:
     rows = []
     for comparison in comparisons:
         for run in comparison.runs:
-            status = "finished" if run.finished else "unfinished"
+            status = "unfinished"
+            if run.finished:
+                status = "finished"
             row = {**run.point, "method": run.label, "seed": run.seed, "folder": run.folder}
-            row["status"] = "diverged" if run.diverged else status
+            if run.diverged:
+                status = "diverged"
+            row["status"] = status
             row["model"] = comparison.main_kind(run.label)
             row["gained"] = comparison.gained_of(run)
             row["seconds"] = comparison.seconds_of(run)
@@ -152,8 +164,10 @@ def run_numbers(comparison: ComparedRuns, run: Run, last: Row | None = None) -> 
     Bytes and gradients are those up to the round `last`, if it is given. Gradients have those of
     each client's fine-tuning, once, if a fine-tuned model counts.
     """
-    number, columns = comparison.number, comparison.columns
-    row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label) or ""
+    number = comparison.number
+    columns = comparison.columns
+    row = comparison.chosen[id(run)] or {}
+    main = comparison.main_kind(run.label) or ""
     names = {COUNTS: ScoreName("test", main, number)}
     names |= {m: ScoreName("test", m, number) for m in models_of(columns, number)}
     names["worst 10%"] = ScoreName("test", main, f"{number}_worst10")
@@ -162,14 +176,20 @@ def run_numbers(comparison: ComparedRuns, run: Run, last: Row | None = None) -> 
     # An adapted model is as large as its start.
     sizes = [f"parameters/{kind}" for kind in (main, "personalized", "global")]
     size = next((name for name in sizes if name in columns), "")
-    costs, gained, seconds = last or row, comparison.gained_of(run), comparison.seconds_of(run)
+    costs = last or row
+    gained = comparison.gained_of(run)
+    if gained is None:
+        gained = np.nan
+    seconds = comparison.seconds_of(run)
+    if seconds is None:
+        seconds = np.nan
     return {head: row.get(str(name), np.nan) for head, name in names.items()} | {
-        "gained": np.nan if gained is None else gained,
+        "gained": gained,
         "MB up": costs.get("comm/uplink_bytes", np.nan) / 1e6,
         "MB down": costs.get("comm/downlink_bytes", np.nan) / 1e6,
         "parameters": row.get(size, np.nan),
         "gradients": costs.get("train/samples", np.nan) + run.finetuning_samples(main),
-        "seconds": np.nan if seconds is None else seconds,
+        "seconds": seconds,
         "virtual seconds": costs.get("virtual_seconds", np.nan),
     }
 
@@ -185,4 +205,6 @@ def _numbers(comparison: ComparedRuns, label: str) -> dict[str, np.ndarray]:
 def _ranks(comparisons: Sequence[ComparedRuns]) -> dict[str, float]:
     """Returns the mean rank of each method that has all runs."""
     labels, scores = blocks(comparisons)
-    return dict(zip(labels, mean_ranks(scores).tolist(), strict=True)) if labels else {}
+    if labels:
+        return dict(zip(labels, mean_ranks(scores).tolist(), strict=True))
+    return {}

@@ -77,8 +77,12 @@ class Crosstab:
             return "–"
         if len(known) == 1:
             return f"{known[0]:.4g}"
-        mean, spread = known.mean(), known.std(ddof=1)
-        scale = np.floor(np.log10(abs(mean))) if mean else 0
+        mean = known.mean()
+        spread = known.std(ddof=1)
+        if mean:
+            scale = np.floor(np.log10(abs(mean)))
+        else:
+            scale = 0
         decimals = int(np.clip(3 - scale, 0, 9))  # four digits of the mean, as many of the spread
         return f"{mean:.{decimals}f} ± {spread:.{decimals}f}"
 

@@ -110,8 +110,13 @@ class Panel:
     def metrics(self) -> list[str]:
         """The columns of `metrics.csv` that this panel needs."""
         sums = [name for y in self.y for name in y.split(SUM)]
-        names = ["round", *([] if self.x in self.axes else [self.x]), *sums]
-        return names + (list(self.at) if isinstance(self.at, dict) else [])
+        names = ["round"]
+        if self.x not in self.axes:
+            names.append(self.x)
+        names += sums
+        if isinstance(self.at, dict):
+            names += list(self.at)
+        return names
 
     def shows(self, run: str, axes: Mapping[str, Any]) -> bool:
         """Returns whether the panel shows a run at a point of the grid."""
@@ -162,7 +167,9 @@ class Panel:
             return next(reached, None)
         if not values or any(row["diverged"] for row in rows):
             return None
-        return min(values) if self.at == "best" else values[-1]
+        if self.at == "best":
+            return min(values)
+        return values[-1]
 
     def _y(self, row: PanelRow) -> float | None:
         sums = (y.split(SUM) for y in self.y)
@@ -173,11 +180,12 @@ def _mean(
     series: list[dict[Any, tuple[float, float]]], x_unit: float, y_unit: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns mean x and mean, lowest and highest y of the points that all seeds have."""
-    common = [key for key in (series[0] if series else []) if all(key in s for s in series)]
+    common = [key for one in series[:1] for key in one if all(key in s for s in series)]
     if not common:
         return (np.empty(0),) * 4
     points = np.array([[s[key] for key in common] for s in series], float)
-    x, y = points[..., 0] / x_unit, points[..., 1] / y_unit
+    x = points[..., 0] / x_unit
+    y = points[..., 1] / y_unit
     return x.mean(0), y.mean(0), y.min(0), y.max(0)
 
 
@@ -215,7 +223,9 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
 
 
 def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def weight_matrix(
@@ -235,7 +245,9 @@ def draw(title: str, panels: list[Panel], table: Sequence[PanelRow]) -> Figure:
     """Returns a figure of all panels, up to three in a row, with one legend below them."""
     from matplotlib.figure import Figure  # slow to import; pyplot would need a display
 
-    columns = min(len(panels), 3 if len(panels) != 4 else 2)
+    columns = min(len(panels), 3)
+    if len(panels) == 4:
+        columns = 2
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(max(6.5, 4.3 * columns), 3.3 * rows + 0.8), layout="constrained")
     places = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -271,24 +283,35 @@ def _draw_panel(
     lines = panel.lines(table)
     points: list[dict[str, Any]] = []
     for line in lines:
-        points += [] if line.point in points else [line.point]
+        if line.point not in points:
+            points.append(line.point)
     handles = {}
     for line in lines:
         varying = [k for k in line.point if len({str(p[k]) for p in points}) > 1]
         label = ", ".join([line.label, *(f"{k} {line.point[k]}" for k in varying)])
         number = labels.index(line.label)
-        kind = points.index(line.point) if len(points) > 1 else max(0, number - 3)
+        if len(points) > 1:
+            kind = points.index(line.point)
+        else:
+            kind = max(0, number - 3)
         style: dict[str, Any] = {"linewidth": 1.4, "label": label}
         style["color"] = COLOURS[number % len(COLOURS)]
         if panel.x in panel.axes or len(line.x) == 1:  # single points
             style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
         handles[label] = plot(axes, line, LINES[kind % len(LINES)], **style)
+    xlabel = panel.xlabel
+    if xlabel is None:
+        xlabel = panel.x
+    ylabel = panel.ylabel
+    if ylabel is None:
+        ylabel = panel.y[0]
+    scales = {True: "log", False: "linear"}
     axes.set(
         title=panel.title,
-        xlabel=panel.x if panel.xlabel is None else panel.xlabel,
-        ylabel=panel.y[0] if panel.ylabel is None else panel.ylabel,
-        xscale="log" if "x" in panel.log else "linear",
-        yscale="log" if "y" in panel.log else "linear",
+        xlabel=xlabel,
+        ylabel=ylabel,
+        xscale=scales["x" in panel.log],
+        yscale=scales["y" in panel.log],
         xlim=panel.xlim,
         ylim=panel.ylim,
     )

@@ -44,7 +44,10 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
     seen: dict[str, int] = {}
     parts = []
     for index, run in enumerate(runs):
-        of_run = comparison if comparison.score_of(run.label) else ComparedRuns([run], run.label)
+        if comparison.score_of(run.label):
+            of_run = comparison
+        else:
+            of_run = ComparedRuns([run], run.label)
         with files.reading(run.folder):
             parts.append(_part(index, run, of_run, seen) | {"is_open": len(runs) <= MOST_OPEN})
     notes = " ".join(comparison.notes()[2:])
@@ -68,7 +71,11 @@ def _overview(comparison: ComparedRuns) -> Table:
     """Returns a table with a row for each run, with the columns of a comparison's table."""
     rows: list[dict[str, Cell]] = []
     for index, run in enumerate(comparison.runs):
-        row, last = comparison.chosen[id(run)] or {}, run.rows[-1] if run.rows else {}
+        row = comparison.chosen[id(run)] or {}
+        if run.rows:
+            last = run.rows[-1]
+        else:
+            last = {}
         place: dict[str, Cell] = {"run": Link(f"#run-{index}", run.label), "seed": run.seed}
         name = comparison.score_of(run.label)
         counts = {"rounds": last.get("round"), "score of the last round": last.get(str(name))}
@@ -95,7 +102,7 @@ def _curves(comparison: ComparedRuns) -> dict[str, Any] | None:
     boxes = figures.boxes(scored, comparison.number)
     return {
         "lines": [_plot(figure) for figure in (mean, worst) if figure is not None],
-        "boxes": [] if boxes is None else [_plot(boxes)],
+        "boxes": [_plot(figure) for figure in (boxes,) if figure is not None],
         "axes": list(next(iter(mean.data)).meta["x"]),
         "scores": list(figures.columns_by_title(comparison.runs)),
     }
@@ -111,8 +118,11 @@ def client_table(run: Run, comparison: ComparedRuns) -> dict[str, np.ndarray]:
     scores of each kind of model (`global`, `personalized`, `unseen/5`, `local`, ...), and `gain`,
     which is positive where a client is better off than with its local baseline.
     """
-    row, number = comparison.chosen[id(run)], comparison.number
-    models = [*models_of(comparison.columns, number), "local"] if row else []
+    row = comparison.chosen[id(run)]
+    number = comparison.number
+    models: list[str] = []
+    if row:
+        models = [*models_of(comparison.columns, number), "local"]
     scores = {m: run.client_scores(row or {}, ScoreName("test", m, number)) for m in models}
     scores["gain"] = comparison.gains_of(run)
     table = {name: values for name, values in scores.items() if values is not None}
@@ -146,7 +156,10 @@ def _part(index: int, run: Run, comparison: ComparedRuns, seen: dict[str, int]) 
     whole = client_table(run, comparison)
     table = _fewer(whole, figures.MOST_SHOWN)
     digest = str(run.summary.get("partition_hash", index))
-    state = "The run diverged." if run.diverged else "The run has not ended."
+    if run.diverged:
+        state = "The run diverged."
+    else:
+        state = "The run has not ended."
     words = [str(run.summary.get("protocol", state)), *_round_words(run, comparison)]
     if "privacy" in run.summary:
         epsilon = run.summary["privacy/epsilon"]
@@ -156,19 +169,21 @@ def _part(index: int, run: Run, comparison: ComparedRuns, seen: dict[str, int]) 
             f"Of {len(whole['client']):,} clients, {len(table['client']):,} are shown, from the "
             f"lowest to the highest score; all are in clients.csv."
         )
-    first, path = seen.setdefault(digest, index), run.folder / "collaboration.csv"
-    plots = [
-        figures.clients(table, comparison.number),
-        figures.label_map(table) if first == index else None,
-        figures.collaboration(files.last_round(path)),
-    ]
+    first = seen.setdefault(digest, index)
+    path = run.folder / "collaboration.csv"
+    plots = [figures.clients(table, comparison.number)]
+    same_as: int | None = first  # the run whose partition this run has
+    if first == index:
+        same_as = None
+        plots.append(figures.label_map(table))
+    plots.append(figures.collaboration(files.last_round(path)))
     facts = dict(run.summary.get("versions") or {})
     names = ("algorithm", "seed", "partition_hash", "engine", "folder")
     facts |= {name: run.summary[name] for name in names if name in run.summary}
     return {
         "title": f"{run.label}, seed {run.seed} ({run.folder})",
         "words": words,
-        "same_as": None if first == index else first,  # the run whose partition this run has
+        "same_as": same_as,
         "plots": [_plot(figure) for figure in plots if figure is not None],
         "clients": _clients(table),
         "facts": Table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()]),
@@ -197,9 +212,16 @@ def _clients(table: dict[str, np.ndarray]) -> Table | None:
     names = [name for name in table if not name.startswith("label_")]
     names.sort(key=lambda name: name not in ("client", "name"))
     whole = {name for name in names if name in WHOLE or name.endswith(WHOLE_ENDS)}
-    columns = [table[n].astype(int if n in whole else table[n].dtype).tolist() for n in names]
+    columns = []
+    for name in names:
+        values = table[name]
+        if name in whole:
+            values = values.astype(int)
+        columns.append(values.tolist())
     heads = [Column(name.replace("_", " ")) for name in names]
-    return Table(heads, list(zip(*columns, strict=True))) if len(table["client"]) else None
+    if len(table["client"]):
+        return Table(heads, list(zip(*columns, strict=True)))
+    return None
 
 
 def _plot(figure: go.Figure) -> dict[str, Any]:

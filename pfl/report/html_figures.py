@@ -56,7 +56,10 @@ def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[st
                 models = titles.setdefault(f"{words} {name.number}", {})
                 models[name.model] = f"{name}{suffix}"
     titles = dict(sorted(titles.items(), key=lambda item: not item[0].endswith("accuracy")))
-    others = [] if suffix else [n for n in columns if not n.startswith(("test/", "val/", *COUNTED))]
+    if suffix:
+        others = []
+    else:
+        others = [n for n in columns if not n.startswith(("test/", "val/", *COUNTED))]
     return titles | {name: {"": name} for name in others}
 
 
@@ -66,7 +69,8 @@ def score_lines(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     Each trace has in its `meta` the score that it shows and its x for each axis of `AXES`, with
     which the page's script changes score and axis.
     """
-    figure, labels = go.Figure(), list(dict.fromkeys(run.label for run in runs))
+    figure = go.Figure()
+    labels = list(dict.fromkeys(run.label for run in runs))
     scores = columns_by_title(runs, suffix)
     have = [set(column_names(panel_rows([run]))) for run in runs if run.rows]
     axes = {title: name for title, name in AXES.items() if all(name in names for names in have)}
@@ -85,7 +89,10 @@ def score_lines(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     if not figure.data:
         return None
     titles = {"xaxis_title": next(iter(axes)), "yaxis_title": next(iter(scores))}
-    return _laid_out(figure, "Worst tenth of the clients" if suffix else "Mean", 430, **titles)
+    title = "Mean"
+    if suffix:
+        title = "Worst tenth of the clients"
+    return _laid_out(figure, title, 430, **titles)
 
 
 def _line(
@@ -93,7 +100,8 @@ def _line(
 ) -> list[go.Scatter]:
     """Returns the traces of one line: the borders of its band, and the line itself."""
     line = next(iter(by_axis.values()))
-    number, base = labels.index(line.label), kind.partition("/")[0]
+    number = labels.index(line.label)
+    base = kind.partition("/")[0]
     colour = COLOURS[number % len(COLOURS)]
     if len(labels) == 1:
         colour = MODEL_COLOURS.get(base, COLOURS[0])
@@ -126,7 +134,8 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
         return None
     order = np.argsort(table[drawn[0]], kind="stable")
     texts = [_text(table, client, kinds) for client in order]
-    figure, places = go.Figure(), np.arange(1, len(order) + 1)
+    figure = go.Figure()
+    places = np.arange(1, len(order) + 1)
     look = {"mode": "markers", "text": texts, "hovertemplate": "%{text}<extra></extra>"}
     for kind in drawn:
         marker: dict[str, Any] = {"symbol": SYMBOL_OF.get(kind, "star"), "size": 9, "opacity": 0.8}
@@ -138,15 +147,20 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
 
 def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> str:
     """Returns what is known of a client, in lines."""
-    name = f", {html.escape(str(table['name'][client]))}" if "name" in table else ""
+    name = ""
+    if "name" in table:
+        name = f", {html.escape(str(table['name'][client]))}"
     lines = [f"<b>client {table['client'][client]:.0f}{name}</b>"]
     sizes = {"training": "train_samples", "validation": "val_samples", "test": "test_samples"}
     known = [f"{table[key][client]:.0f} {word}" for word, key in sizes.items() if key in table]
-    lines += [f"samples: {', '.join(known)}"] if known else []
+    if known:
+        lines.append(f"samples: {', '.join(known)}")
     labels = ((table[name][client], name[6:]) for name in table if name.startswith("label_"))
     if counts := sorted(labels, reverse=True):
         have = [f"{html.escape(label)}: {count:.0f}" for count, label in counts if count]
-        more = f", and {len(have) - MOST_LABELS} more" if len(have) > MOST_LABELS else ""
+        more = ""
+        if len(have) > MOST_LABELS:
+            more = f", and {len(have) - MOST_LABELS} more"
         lines.append(f"labels: {', '.join(have[:MOST_LABELS])}{more}")
     scores = [kind for kind in kinds if not np.isnan(table[kind][client])]
     lines += [f"{kind}: {table[kind][client]:.4f}" for kind in scores]
@@ -154,7 +168,9 @@ def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> st
         lines.append(f"gain over local: {table['gain'][client]:+.4f}")
     ways = {"sent": "uplink_bytes", "received": "downlink_bytes"}
     sent = [f"{word} {size(table[key][client])}" for word, key in ways.items() if key in table]
-    return "<br>".join(lines + ([", ".join(sent)] if sent else []))
+    if sent:
+        lines.append(", ".join(sent))
+    return "<br>".join(lines)
 
 
 def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
@@ -165,7 +181,10 @@ def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
     for index, (label, values) in enumerate(scores.items()):
         marker = {"color": COLOURS[index % len(COLOURS)], "size": 4, "opacity": 0.6}
         look = {"jitter": 0.5, "showlegend": False, "marker": marker}
-        shown = "all" if len(values) <= MOST_SHOWN else "outliers"
+        if len(values) <= MOST_SHOWN:
+            shown = "all"
+        else:
+            shown = "outliers"
         figure.add_box(y=values, name=html.escape(label), boxpoints=shown, **look)
     return _laid_out(figure, "Clients of all methods", 430, yaxis_title=f"test {number}")
 
@@ -177,13 +196,19 @@ def label_map(table: dict[str, np.ndarray]) -> go.Figure | None:
     """Returns the label counts as a heat map, or the clients' sizes if there are no labels."""
     if "train_samples" not in table:
         return None
-    ids, labels = table["client"].astype(int), [n for n in table if n.startswith("label_")]
+    ids = table["client"].astype(int)
+    labels = [n for n in table if n.startswith("label_")]
     thinned = len(ids) and len(ids) != ids.max() + 1
-    who = [str(i) for i in ids] if thinned else ids.tolist()
+    if thinned:
+        who = [str(i) for i in ids]
+    else:
+        who = ids.tolist()
     if "name" in table:
         who = [html.escape(str(name)) for name in table["name"]]
     if labels:
-        x = who if len(set(who)) == len(who) else ids
+        x: Any = ids
+        if len(set(who)) == len(who):
+            x = who
         names = [html.escape(name.removeprefix("label_")) for name in labels]
         text = "client %{x}, label %{y}: %{z} training samples<extra></extra>"
         figure = _heat(np.stack([table[name] for name in labels]), x, names, "samples", text)

@@ -32,7 +32,10 @@ def summary_table(summary: dict[str, Any]) -> str:
     lowest = [f"{name} {score:.4f}" for name, score in summary.get("lowest_clients", {}).items()]
     for word, names in (("lowest", lowest), ("lost", summary.get("lost_clients", []))):
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            if len(names) > 5:
+                more = f" and {len(names) - 5} more"
+            else:
+                more = ""
             lines.append(f"  {word}: {', '.join(names[:5])}{more}")
     if words := best_words(summary.get("best"), summary.get("select_by")):
         lines.append(f"  {words}")
@@ -108,4 +111,6 @@ def size(count: float) -> str:
         if count < 1000 or unit == "TB":
             break
         count /= 1000
-    return f"{count:,.0f} B" if unit == "B" else f"{count:,.2f} {unit}"
+    if unit == "B":
+        return f"{count:,.0f} B"
+    return f"{count:,.2f} {unit}"

@@ -38,8 +38,11 @@ class Estimate(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray) -> Estimate:
         """Returns the estimate of some values; the mean is NaN where one is missing."""
-        std = float(values.std(ddof=1)) if len(values) > 1 else None
-        return cls(float(values.mean()) if len(values) else np.nan, std)
+        if not len(values):
+            return cls(np.nan)
+        if len(values) == 1:
+            return cls(float(values.mean()))
+        return cls(float(values.mean()), float(values.std(ddof=1)))
 
 
 class Link(NamedTuple):
@@ -79,14 +82,20 @@ class Column:
         number = number_of(cell)
         if number is None:
             return "–"
-        std = cell.std if isinstance(cell, Estimate) else None
-        return self._number(number) + ("" if std is None else f" ± {self._number(std)}")
+        if isinstance(cell, Estimate) and cell.std is not None:
+            return f"{self._number(number)} ± {self._number(cell.std)}"
+        return self._number(number)
 
     def _number(self, value: float) -> str:
         if self.form:
             return f"{self.scale * value:{self.form}}"
         whole = float(value).is_integer() and (abs(value) > 1 or isinstance(value, int))
-        return f"{value:,.{0 if whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 4}f}"
+        digits = 4
+        if whole or abs(value) >= 1000:
+            digits = 0
+        elif abs(value) >= 10:
+            digits = 1
+        return f"{value:,.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -153,10 +162,13 @@ class Table:
 
     def best(self, place: int) -> str | None:
         """Returns the text of the best mean in a column; None if nothing is the best."""
-        column, known = self.forms[place], self.numbers(place)
+        column = self.forms[place]
+        known = self.numbers(place)
         if column.better is None or len(known) < 2:
             return None
-        return column.text(max(known) if column.better else min(known))
+        if column.better:
+            return column.text(max(known))
+        return column.text(min(known))
 
     def are_best(self) -> list[list[bool]]:
         """Returns for each cell whether its mean, as it is shown, is the best of its column."""
@@ -173,8 +185,11 @@ class Table:
 
 def number_of(cell: Cell) -> float | None:
     """Returns the number, or the mean, in a cell; None if there is none, or it is NaN."""
-    value = cell.mean if isinstance(cell, Estimate) else cell
-    return value if isinstance(value, int | float) and value == value else None
+    if isinstance(cell, Estimate):
+        cell = cell.mean
+    if isinstance(cell, int | float) and cell == cell:
+        return cell
+    return None
 
 
 # ---- renderers -----------------------------------------------------------------------------------
@@ -185,7 +200,9 @@ def text(table: Table) -> str:
     columns = [list(column) for column in zip(*table.cells, strict=True)]
     for number, column in enumerate(columns):
         width = max(map(len, column))
-        columns[number] = [c.rjust(width) if number else c.ljust(width) for c in column]
+        columns[number] = [c.rjust(width) for c in column]
+        if number == 0:
+            columns[number] = [c.ljust(width) for c in column]
     head, *rows = ("  ".join(row).rstrip() for row in zip(*columns, strict=True))
     return "\n".join([head, "-" * len(head), *rows]) + "\n"
 
@@ -220,8 +237,10 @@ def latex(
         mean: Adds a row with the mean ± sample standard deviation over rows.
         notes: Sentences below the table, within its float.
     """
-    table = table if columns is None else table.only(columns)
-    table = table.in_percent() if percent else table
+    if columns is not None:
+        table = table.only(columns)
+    if percent:
+        table = table.in_percent()
     lines = [" & ".join(map(escape, table.heads)) + r" \\", r"\midrule"]
     for row, best in zip(table.rows, table.are_best(), strict=True):
         cells = [escape(column.text(cell)) for cell, column in table.pairs(row)]
@@ -237,9 +256,15 @@ def latex(
     begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
     lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
     if table.caption:
-        label = [rf"\label{{{table.label}}}"] if table.label else []
+        if table.label:
+            label = [rf"\label{{{table.label}}}"]
+        else:
+            label = []
         head = [r"\begin{table}", r"\centering", rf"\caption{{{escape(table.caption)}}}", *label]
-        below = [rf"\par\footnotesize {escape(notes)}"] if notes else []
+        if notes:
+            below = [rf"\par\footnotesize {escape(notes)}"]
+        else:
+            below = []
         lines = [*head, *lines, *below, r"\end{table}"]
     return "\n".join(lines) + "\n"
 
@@ -266,7 +291,9 @@ def csv(table: Table) -> bytes:
 def exact(cell: Cell) -> str | float | None:
     """Returns the words, or the number, in a cell without rounding."""
     if isinstance(cell, Link | str):
-        return cell.words if isinstance(cell, Link) else cell
+        if isinstance(cell, Link):
+            return cell.words
+        return cell
     return number_of(cell)
 
 
@@ -275,7 +302,11 @@ def html(table: Table) -> str:
 
     def value(cell: Cell) -> str:
         found = exact(cell)
-        return found if isinstance(found, str) else "" if found is None else json.dumps(found)
+        if isinstance(found, str):
+            return found
+        if found is None:
+            return ""
+        return json.dumps(found)
 
     return template(HTML).render(table=table, value=value)
 

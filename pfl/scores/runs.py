@@ -129,7 +129,9 @@ class Run:
     def shares_partition(self, other: Run) -> bool | None:
         """Returns whether two runs have the same partition; None if a run has not recorded it."""
         one, two = (run.summary.get("partition_hash") for run in (self, other))
-        return None if None in (one, two) else one == two
+        if None in (one, two):
+            return None
+        return one == two
 
     def within(self, budget: tuple[str, float] | None) -> list[Row]:
         """Returns the rows of rounds that a budget, one of `BUDGETS` and its limit, allows."""
@@ -153,7 +155,10 @@ class Run:
 
     def client_scores(self, row: Row, name: ScoreName) -> np.ndarray | None:
         """Returns the clients' scores [M] in a round; None if the run has not recorded them."""
-        table = self.local if name.model == "local" else self.scores
+        if name.model == "local":
+            table = self.local
+        else:
+            table = self.scores
         if table is not None and not table.percentiles:
             return table.of(int(row["round"]), name)
         if not self.rows or row["round"] != self.rows[-1]["round"]:
@@ -163,7 +168,8 @@ class Run:
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
         """The columns of `clients.csv` [M], text or float64; none before the end."""
-        path, table = self.folder / "clients.csv", self.scores
+        path = self.folder / "clients.csv"
+        table = self.scores
         with files.reading(path):
             if not path.is_file():
                 return {}
@@ -251,7 +257,8 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
     Raises:
         ConfigError: A file of a run is damaged, or a run has not ended, unless `unfinished`.
     """
-    runs, keys = [], []
+    runs = []
+    keys = []
     for place, folder in zip(_short_names(folders), folders, strict=True):
         outcome = files.read_json(folder / OUTCOME)  # what a comparison has recorded of the run
         diverged = outcome.get("status") == "diverged"
@@ -261,8 +268,12 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
             config = yaml.safe_load(text) or {}
             if not isinstance(config, dict):
                 raise ValueError("it must be a mapping")
-            known, model = run.summary.get("seed"), config.get("model") or {}
-            seed = config.get("seed_everything", 0) if known is None else known
+            known = run.summary.get("seed")
+            model = config.get("model") or {}
+            if known is None:
+                seed = config.get("seed_everything", 0)
+            else:
+                seed = known
             name = run.summary.get("algorithm") or model.get("class_path") or folder.name
             runs.append(replace(run, seed=int(seed)))
         # The name that an experiment has given the run, or else that of its method.
@@ -280,7 +291,9 @@ def config_of(folder: Path) -> str:
     """Returns the text of a run's configuration; empty if a program, not a file, described it."""
     path = folder / "config.yaml"
     with files.reading(path):
-        return path.read_text() if path.is_file() else ""
+        if path.is_file():
+            return path.read_text()
+        return ""
 
 
 def _short_names(folders: Sequence[Path]) -> list[str]:

@@ -55,11 +55,17 @@ def compare_pairs(
     b = baseline[have].astype(np.float64)
     difference = a - b
     ranked = _level_ties(difference, ROUNDING * np.maximum(np.abs(a), np.abs(b)))
-    better = ranked if larger_is_better else -ranked
+    if larger_is_better:
+        better = ranked
+    else:
+        better = -ranked
     counts = [int((better > 0).sum()), int((better == 0).sum()), int((better < 0).sum())]
     if not len(difference):
         return Paired(0, math.nan, math.nan, math.nan, math.nan, *counts)
-    p = float(stats.wilcoxon(ranked).pvalue) if ranked.any() else math.nan
+    if ranked.any():
+        p = float(stats.wilcoxon(ranked).pvalue)
+    else:
+        p = math.nan
     low, high = mean_interval(difference)
     return Paired(len(difference), float(difference.mean()), low, high, p, *counts)
 
@@ -88,7 +94,8 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """Returns the 95% percentile bootstrap interval of a mean (9,999 resamples, a fixed seed)."""
     if len(values) < 2 or (values == values[0]).all():
         return float(values[0]), float(values[0])
-    rng, batch = np.random.default_rng(0), max(1, 5_000_000 // len(values))
+    rng = np.random.default_rng(0)
+    batch = max(1, 5_000_000 // len(values))
     result = stats.bootstrap((values,), np.mean, batch=batch, method="percentile", rng=rng)
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 

@@ -85,7 +85,9 @@ class ScoreTable:
     @property
     def rounds(self) -> np.ndarray:
         """The round of each evaluation, [E]."""
-        return self.rows["round"][:: _clients_in(self.rows)] if len(self.rows) else np.empty(0, int)
+        if len(self.rows):
+            return self.rows["round"][:: _clients_in(self.rows)]
+        return np.empty(0, int)
 
     def values(self, name: ScoreName | str) -> np.ndarray:
         """Returns a score of all evaluations, float32 [E, M]."""
@@ -133,7 +135,10 @@ def append_scores(path: Path, round_index: int, scores: _ScoresByName) -> None:
         end = file.tell() + count * kind.itemsize
         added = np.empty(len(rows), kind)
         for name in kind.names or ():
-            added[name] = rows[name] if name in (rows.dtype.names or ()) else np.nan
+            if name in (rows.dtype.names or ()):
+                added[name] = rows[name]
+            else:
+                added[name] = np.nan
         file.truncate(end)
         try:
             file.seek(end)
@@ -161,12 +166,15 @@ def _rows(round_index: int, scores: _ScoresByName) -> np.ndarray:
     """Returns the rows of an evaluation, which are percentiles if there are many clients."""
     count = len(next(iter(scores.values())))
     named = {str(name): values for name, values in scores.items()}
-    if percentiles := count > MOST_CLIENTS:
-        named, count = {name: _percentiles(values) for name, values in named.items()}, 101
-    who = "percentile" if percentiles else "client"
+    who = "client"
+    if count > MOST_CLIENTS:
+        who = "percentile"
+        named = {name: _percentiles(values) for name, values in named.items()}
+        count = 101
     kind = [("round", "<i4"), (who, "<i4"), *((name, "<f4") for name in named)]
     rows = np.empty(count, kind)
-    rows["round"], rows[who] = round_index, np.arange(count)
+    rows["round"] = round_index
+    rows[who] = np.arange(count)
     for name, values in named.items():
         with np.errstate(over="ignore"):  # a model that diverged in float64
             rows[name] = values
@@ -175,7 +183,9 @@ def _rows(round_index: int, scores: _ScoresByName) -> np.ndarray:
 
 def _percentiles(values: np.ndarray) -> np.ndarray:
     values = values[~np.isnan(values)]
-    return np.percentile(values, np.arange(101)) if len(values) else np.full(101, np.nan)
+    if len(values):
+        return np.percentile(values, np.arange(101))
+    return np.full(101, np.nan)
 
 
 def _clients_in(rows: np.ndarray) -> int:

@@ -69,17 +69,18 @@ def test_one_client_with_a_large_loss_changes_nothing_for_the_others():
 
 
 def test_many_close_differences_are_no_chain_of_ties():
-    """20,000 differences from 0.1 to 0.101 have steps of 5e-8, a fifth of the rounding.
+    """2,000 differences from 0.1 to 0.1001 have steps of 5e-8, a fifth of the rounding.
 
-    The lower half is won, the upper half lost, so that the ranks tell: the sum of ranks of the
-    lower half is n (n + 1) / 2 of n = 10,000, and the statistic is far from its mean. A chain of
-    ties would give all sizes one rank, and p = 1.
+    The lower half is won, the upper half lost. The ranks of the lower half sum to 1,000 * 1,001 / 2
+    = 500,500; with random signs it is 2,000 * 2,001 / 4 = 1,000,500 on average, with the standard
+    deviation sqrt(2,000 * 2,001 * 4,001 / 24) = 25,829: 19 deviations away, so that p is about
+    1e-83. A chain of ties would give all sizes one rank, and p = 1.
     """
-    sizes = np.linspace(0.1, 0.101, 20_000)
-    signs = np.where(np.arange(20_000) < 10_000, 1, -1)
-    result = compare_pairs(1 + signs * sizes, np.ones(20_000))
-    assert (result.wins, result.losses) == (10_000, 10_000)
-    assert result.p < 1e-100
+    sizes = np.linspace(0.1, 0.1001, 2_000)
+    signs = np.where(np.arange(2_000) < 1_000, 1, -1)
+    result = compare_pairs(1 + signs * sizes, np.ones(2_000))
+    assert (result.wins, result.losses) == (1_000, 1_000)
+    assert result.p < 1e-70
 
 
 def test_equal_scores_have_no_p_value():

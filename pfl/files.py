@@ -21,16 +21,9 @@ from pfl.datamodules import files
 from pfl.errors import ConfigError
 
 CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
-DAMAGE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    StopIteration,
-    RecursionError,  # JSON of thousands of brackets
-    YAMLError,
-)
+# What reading a damaged file raises; deep JSON and YAML raise a RecursionError.
+UNREADABLE = (OSError, ValueError, RecursionError)
+DAMAGE = (*UNREADABLE, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
 PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 
@@ -221,7 +214,7 @@ def read_value(key: str, path: str) -> Any:
     """
     try:
         return json.loads(Path(path).expanduser().read_text())
-    except (OSError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{key}: {path} cannot be read as JSON: {error}") from error
 
 

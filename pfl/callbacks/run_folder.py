@@ -135,7 +135,7 @@ class RunFolder:
         """Returns whether the folder has the result of a run that ended after these rounds."""
         try:
             summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        except (OSError, ValueError, RecursionError):
+        except files.UNREADABLE:
             return False
         written = summary.get("finished") and summary.get("round") == rounds
         return bool(written) and (self.path / "clients.csv").is_file()

@@ -76,6 +76,10 @@ def compare(given: argparse.Namespace) -> None:
     settings = {key: getattr(given, key) for key in ("baseline", "metric", "bandwidth", "budget")}
     settings = {key: value for key, value in settings.items() if value is not None}
     folders = [Path(word) for word in given.what]
+    if any(folder.is_dir() for folder in folders):
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"compare: {folder}: there is no such folder of finished runs")
     if all(folder.is_dir() for folder in folders):
         for option in ("jobs", "share", "change", "keep"):
             if getattr(given, option):
@@ -83,14 +87,10 @@ def compare(given: argparse.Namespace) -> None:
         out = given.out or Path("runs/comparison")
         results = Results.from_folders(folders, **settings)
     else:
-        if len(folders) > 1:
-            missing = next(folder for folder in folders if not folder.is_dir())
+        if len(folders) > 1 or files.find(given.what[0]) is None:
             raise ConfigError(
-                f"compare: {missing} is not a folder; several must be folders of finished runs"
-            )
-        if files.find(given.what[0]) is None:
-            raise ConfigError(
-                f"compare: {given.what[0]}; it must be a YAML file, or folders of finished runs"
+                f"compare: {' '.join(given.what)}; it must be a YAML file, or folders of finished "
+                f"runs"
             )
         file = comparison_of(given.what[0], parse_changes("compare", given.change))
         try:

@@ -232,7 +232,7 @@ def test_folders_of_finished_runs(finished, tmp_path, capsys):
 
 def test_the_folder_that_does_not_exist_is_named(finished, tmp_path):
     for words in ([finished, tmp_path / "absent"], [tmp_path / "absent", finished]):
-        with refused(f"compare: {tmp_path / 'absent'} is not a folder; several must be"):
+        with refused(f"compare: {tmp_path / 'absent'}: there is no such folder"):
             command([str(word) for word in words])
 
 

@@ -6,10 +6,10 @@ import csv
 import sys
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -19,7 +19,7 @@ from pfl.scores.names import candidates
 from pfl.scores.runs import OUTCOME
 
 SECOND = 1.0  # between two pictures of the bar
-TAIL = 1 << 16  # bytes at the end of a table in which its last row is looked for
+TAIL = 1 << 16  # bytes at the end of a table in which its latest numbers are looked for
 DEFAULT_ROUNDS = 100  # of `pfl.Trainer`
 
 
@@ -98,7 +98,7 @@ class Watch:
             changed = _changed(run.folder / "metrics.csv")
             if changed < self._since:
                 continue  # it has not begun
-            row = last_row(run.folder / "metrics.csv")
+            row = latest_numbers(run.folder / "metrics.csv")
             rounds += min(row.get("round", 0.0), run.rounds)
             latest = max(latest, (changed, self._words(run, row)))
         count = f"[{ended:{len(str(len(self.runs)))}}/{len(self.runs)}]"
@@ -129,25 +129,27 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def last_row(path: Path) -> dict[str, Any]:
-    """Returns the numbers in the last whole row of a table; empty if there is none, or no table."""
+def latest_numbers(path: Path) -> dict[str, float]:
+    """Returns the latest number of each column of a table; none if it has no rows, or is no file.
+
+    A round without an evaluation leaves its scores empty; then those of an earlier round count.
+    """
     try:
         with path.open("rb") as file:
-            heads = file.readline()
-            begin = file.tell()
-            end = file.seek(0, 2)
-            file.seek(max(begin, end - TAIL))
-            lines = file.read().splitlines(keepends=True)
-    except OSError:
+            heads = file.readline().decode()
+            first = file.tell()
+            begin = max(first, file.seek(0, 2) - TAIL)
+            file.seek(begin)
+            lines = file.read().decode().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):  # the file may be written anew meanwhile
         return {}
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if not whole:
-        return {}
-    try:
-        names, values = csv.reader([heads.decode(), whole[-1].decode()])
-        return {n: float(v) for n, v in zip(names, values, strict=True) if v}
-    except ValueError:  # the file is being written anew
-        return {}
+    if begin > first:
+        lines = lines[1:]  # a part of a line
+    latest: dict[str, float] = {}
+    for row in csv.DictReader([heads, *(line for line in lines if line.endswith("\n"))]):
+        with suppress(TypeError, ValueError):
+            latest |= {name: float(value) for name, value in row.items() if value}
+    return latest
 
 
 def _changed(path: Path) -> float:

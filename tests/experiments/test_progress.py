@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pfl.experiments import progress
-from pfl.experiments.progress import Expected, Watch, last_row
+from pfl.experiments.progress import Expected, Watch, latest_numbers
 from tests.commands import call
 from tests.experiments.test_compare import comparison
 
@@ -83,15 +83,17 @@ def test_a_terminal_has_a_bar(runs, monkeypatch):
     assert any("[1/4]|" in part and "B: round 5 of 10, val personal" in part for part in last)
 
 
-def test_the_last_row_is_that_of_a_whole_line(tmp_path):
+def test_the_latest_numbers_are_those_of_whole_lines(tmp_path):
+    """Round 2 was not evaluated, so that the score is that of round 1."""
     path = tmp_path / "metrics.csv"
-    assert last_row(path) == {}
+    assert latest_numbers(path) == {}
     path.write_text("round,a,b\n")
-    assert last_row(path) == {}
-    path.write_text("round,a,b\n1,0.5,\n2,0.25,3\n3,0.1")
-    assert last_row(path) == {"round": 2, "a": 0.25, "b": 3}
-    path.write_text("round,a,b\n1,0.5\n")
-    assert last_row(path) == {}
+    assert latest_numbers(path) == {}
+    path.write_text("round,a,b\n1,0.5,3\n2,0.25,\n3,0.1")
+    assert latest_numbers(path) == {"round": 2, "a": 0.25, "b": 3}
+    path.write_text("round,a\n" + "".join(f"{n},{n / 2}\n" for n in range(1, 20_001)))
+    assert path.stat().st_size > progress.TAIL
+    assert latest_numbers(path) == {"round": 20_000, "a": 10_000}
 
 
 @pytest.mark.usefixtures("quick_figures")

@@ -270,51 +270,65 @@ class RunRecorder(Callback):
     def _write_result(
         self, trainer: pl.Trainer, algorithm: FederatedAlgorithm, finished: bool
     ) -> None:
+        local: dict[int, dict[ScoreName, np.ndarray]] = {}
+        for callback in _callbacks(trainer):
+            if hasattr(callback, "by_round"):
+                local = callback.by_round
+                break
         loop = algorithm.run.loop
-        rounds = self.rows[-1]["round"]
-        private = algorithm.run.private
-        found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
-        local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
-        self.table = run_result.ClientTable.of(algorithm, loop, local.get(rounds))
-        scores = self.table.scores
-        epsilons = self.table.epsilons
-        better = loop.metrics.higher_is_better
-        chosen = loop.select_by
-        main = candidates(map(str, scores), "test", chosen)
-        names = getattr(loop.datamodule, "client_names", None)
-        adapted = run_result.finetuning_samples(algorithm, loop)
-        self.summary = {
-            "name": self.folder.name,
-            "folder": str(self.folder),
-            "algorithm": type(algorithm).__name__,
-            "finished": finished,
-            **self.rows[-1],
-            "model": main[0].model if main else None,
-            "select_by": chosen,
-            "best": best_round(self.rows, chosen, better),
-            **run_result.against_local(scores, better, chosen),
-            **({} if names is None else run_result.named_clients(names, scores, better, chosen)),
-            "distribution": run_result.distributions(scores, better, chosen),
-            "higher_is_better": better,
-            "protocol": loop.describe(),
-            "partition_hash": loop.datamodule.partition.hash,
-            **({} if private is None else {"privacy": private.describe()}),
-            **({} if epsilons is None else {"sample_epsilon": float(epsilons.max())}),
-            **loop.datamodule.left_out(),
-            **({"finetuning_samples": adapted} if adapted else {}),
-            "seed": loop.seed,
-            "wall_seconds": self.seconds,
-            "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),
-            "peak_memory_bytes": run_result.peak_memory(),
-            "engine": algorithm.oracle.engine.name,
-            **({"resumed": self.resumed} if self.resumed else {}),
-            "versions": run_result.versions(),
-        }
+        self.table = run_result.ClientTable.of(algorithm, loop, local.get(self.rows[-1]["round"]))
+        self.summary = self._summary(algorithm, self.table, finished)
         if self.place.writes:
             if local:
                 table.write_scores(self.folder / table.LOCAL, ScoreTable.from_rounds(local).rows)
             self.table.write(self.folder / "clients.csv")
             files.write_json(self.folder / "summary.json", self.summary)
+
+    def _summary(
+        self, algorithm: FederatedAlgorithm, clients: run_result.ClientTable, finished: bool
+    ) -> dict[str, Any]:
+        """Returns the content of `summary.json`."""
+        loop = algorithm.run.loop
+        scores = clients.scores
+        better = loop.metrics.higher_is_better
+        chosen = loop.select_by
+        model = None
+        for name in candidates(map(str, scores), "test", chosen)[:1]:
+            model = name.model
+        summary: dict[str, Any] = {
+            "name": self.folder.name,
+            "folder": str(self.folder),
+            "algorithm": type(algorithm).__name__,
+            "finished": finished,
+            **self.rows[-1],
+            "model": model,
+            "select_by": chosen,
+            "best": best_round(self.rows, chosen, better),
+            **run_result.against_local(scores, better, chosen),
+        }
+        names = getattr(loop.datamodule, "client_names", None)
+        if names is not None:
+            summary |= run_result.named_clients(names, scores, better, chosen)
+        summary["distribution"] = run_result.distributions(scores, better, chosen)
+        summary["higher_is_better"] = better
+        summary["protocol"] = loop.describe()
+        summary["partition_hash"] = loop.datamodule.partition.hash
+        if algorithm.run.private is not None:
+            summary["privacy"] = algorithm.run.private.describe()
+        if clients.epsilons is not None:
+            summary["sample_epsilon"] = float(clients.epsilons.max())
+        summary |= loop.datamodule.left_out()
+        if loop.finetuning.steps:
+            summary["finetuning_samples"] = run_result.finetuning_samples(algorithm, loop)
+        summary["seed"] = loop.seed
+        summary["wall_seconds"] = self.seconds
+        summary["samples_per_second"] = algorithm.samples_seen / max(self.seconds, 1e-9)
+        summary["peak_memory_bytes"] = run_result.peak_memory()
+        summary["engine"] = algorithm.oracle.engine.name
+        if self.resumed:
+            summary["resumed"] = self.resumed
+        summary["versions"] = run_result.versions()
+        return summary
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:

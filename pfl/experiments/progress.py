@@ -34,7 +34,8 @@ class Expected:
     @classmethod
     def of(cls, label: str, folder: Path, config: Config) -> Expected:
         """Returns what is expected of the run of a configuration."""
-        rounds = (config.get("trainer") or {}).get("max_epochs") or DEFAULT_ROUNDS
+        trainer = config.get("trainer") or {}
+        rounds = int(trainer.get("max_epochs") or DEFAULT_ROUNDS)  # -1: something else ends it
         return cls(label, folder, max(1, rounds))
 
 
@@ -114,7 +115,9 @@ class Watch:
 
     def _words(self, run: Expected, row: dict[str, float]) -> str:
         """Returns the round of a run, and its score so far."""
-        words = f"{run.label}: round {row.get('round', 0):.0f} of {run.rounds}"
+        words = f"{run.label}: round {row.get('round', 0):.0f}"
+        if run.rounds > 1:
+            words += f" of {run.rounds}"
         for split in ("val", "test"):
             for name in candidates(row, split, self.metric)[:1]:
                 return f"{words}, {split} {name.model} {name.number} {row[str(name)]:.4f}"

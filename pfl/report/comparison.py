@@ -14,6 +14,7 @@ from pfl.scores import names
 from pfl.scores.runs import BUDGETS, Row, Run, column_names, cost_of
 from pfl.scores.statistics import Paired, compare_pairs, holm
 
+MANY = 1 << 40  # more clients than a run has
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
 
@@ -135,7 +136,7 @@ class ComparedRuns:
 
         Scores of a client are its mean over the seeds, since the differences of one client are
         alike under all seeds. Runs of other seeds have the same clients if their partitions are
-        equal, or their clients' names; otherwise each seed has clients of its own.
+        equal; clients of the same name are the same ones; otherwise each seed has its own.
 
         Empty if a run of the method diverged: the seeds that are left would flatter it. Runs with
         different partitions are not paired.
@@ -143,31 +144,35 @@ class ComparedRuns:
         runs = self.of(label)
         if any(run.diverged for run in runs):
             return np.empty(0), np.empty(0)
-        seeds: dict[Any, list[np.ndarray]] = {}  # of the runs with the same clients: [2, clients]
+        method = [np.empty(0)]
+        baseline = [np.empty(0)]
+        whose = [np.empty(0, int)]
         for run in runs:
             other = self.baseline_of(run)
             if other is None or run.shares_partition(other) is False:
                 continue
             ours = self.client_scores(run)
             theirs = self.client_scores(other)
-            if ours is None or theirs is None or len(ours) != len(theirs):
-                continue
-            pair = np.array([ours, theirs], np.float64)
-            pair[:, np.isnan(pair).any(axis=0)] = np.nan
-            seeds.setdefault(self._clients_of(run, len(ours)), []).append(pair)
-        means = [np.empty((2, 0)), *map(_mean_of_known, seeds.values())]
-        method, baseline = np.concatenate(means, axis=1)
-        return method, baseline
+            if ours is not None and theirs is not None and len(ours) == len(theirs):
+                method.append(ours)
+                baseline.append(theirs)
+                whose.append(self._who(run, len(ours)))
+        clients = np.unique(np.concatenate(whose), return_inverse=True)[1]
+        scores = np.stack([np.concatenate(method), np.concatenate(baseline)]).astype(np.float64)
+        known = ~np.isnan(scores).any(axis=0)  # a pair needs both
+        counts = np.bincount(clients, known)
+        sums = [np.bincount(clients, np.where(known, one, 0.0)) for one in scores]
+        with np.errstate(invalid="ignore"):
+            ours, theirs = sums / counts
+        return ours, theirs
 
-    def _clients_of(self, run: Run, count: int) -> tuple[Any, ...]:
-        """Returns what runs with the same clients have in common."""
-        digests = {one.summary.get("partition_hash") for one in self.runs} - {None}
-        if len(digests) < 2:
-            return (count,)
-        names = run.clients.get("name")
-        if names is not None:
-            return tuple(names.tolist())
-        return (count, run.summary.get("partition_hash"))
+    def _who(self, run: Run, count: int) -> np.ndarray:
+        """Returns names or numbers of a run's clients that only the same clients have elsewhere."""
+        digests = sorted({str(one.summary.get("partition_hash")) for one in self.runs})
+        if len(digests) > 1 and "name" in run.clients:
+            return run.clients["name"]
+        place = digests.index(str(run.summary.get("partition_hash")))
+        return np.arange(count) + place * MANY
 
     @cached_property
     def statistics(self) -> dict[str, tuple[Paired, float]]:
@@ -280,14 +285,6 @@ class ComparedRuns:
         if not notes:
             return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
         return notes
-
-
-def _mean_of_known(pairs: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the mean of arrays, each entry over those that are not NaN; NaN where all are."""
-    stacked = np.stack(pairs)
-    known = (~np.isnan(stacked)).sum(axis=0)
-    sums = np.nansum(stacked, axis=0)
-    return np.divide(sums, known, out=np.full(sums.shape, np.nan), where=known > 0)
 
 
 def _unequal(what: str, values: Mapping[str, float]) -> list[str]:

@@ -186,7 +186,22 @@ def test_a_client_under_several_seeds_is_one_pair(how, tmp_path):
         (tmp_path / "clients.csv").write_text("client,name\n0,Köln\n1,Bonn\n")
         runs = [replace(one, folder=tmp_path) for one in runs]
     ours, theirs = ComparedRuns(runs, "A").pairs("B")
-    assert ours.tolist() == [0.625, 0.75] and theirs.tolist() == [0.375, 0.75]
+    assert sorted(zip(ours, theirs, strict=True)) == [(0.625, 0.375), (0.75, 0.75)]
+
+
+def test_clients_of_one_name_are_one_pair_though_each_seed_has_others_too(tmp_path):
+    """Seeds draw two of three hospitals; Bonn is in both: (0.5 + 0.75) / 2 against 0.25."""
+    runs = seeds_of("A", [[0.25, 0.5], [0.25, 0.75]], "xy")
+    runs += seeds_of("B", [[0.5, 0.25], [0.75, 0.75]], "xy")
+    for seed, names in enumerate((["Bonn", "Köln"], ["Bonn", "Ulm"])):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        rows = "".join(f"{number},{name}\n" for number, name in enumerate(names))
+        (folder / "clients.csv").write_text(f"client,name\n{rows}")
+        runs = [replace(one, folder=folder) if one.seed == seed else one for one in runs]
+    ours, theirs = ComparedRuns(runs, "A").pairs("B")
+    pairs = sorted(zip(ours, theirs, strict=True))
+    assert pairs == [(0.25, 0.5), (0.625, 0.25), (0.75, 0.75)]
 
 
 def test_equal_methods_on_the_same_clients_are_rarely_told_apart():

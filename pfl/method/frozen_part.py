@@ -14,13 +14,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from pfl.clients import ClientData
-from pfl.clients.memory_tiers import free_memory, mapped
+from pfl.clients.memory_tiers import mapped
 from pfl.datamodules.samples.samples import TensorSamples, scaled
 from pfl.engines.batch import Batch, cast
 from pfl.engines.oracle import Oracle
 from pfl.engines.probe import MISFITS
 from pfl.engines.runner import ModelRunner
 from pfl.engines.sequential import SequentialEngine
+from pfl.machine import free_memory
 from pfl.models.adapters import block_names
 from pfl.parameters import checksum, frozen_parameters, private_copy
 

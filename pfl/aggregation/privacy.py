@@ -98,7 +98,9 @@ class Privacy:
                 f"{name}.bands: {self.bands}; noise over rounds needs a clip that stays"
             )
         require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
-        z, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
+        z = self.noise_multiplier
+        epsilon = self.epsilon
+        delta = self.delta
         require(f"{name}.noise_multiplier", z, z is None or 0 <= z < math.inf, "at least 0")
         require(f"{name}.epsilon", epsilon, epsilon is None or epsilon > 0, "above 0")
         require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
@@ -131,7 +133,9 @@ class SamplePrivacy:
     reproducible: bool = False
 
     def __post_init__(self) -> None:
-        name, z, delta = "loop.sample_privacy", self.noise_multiplier, self.delta
+        name = "loop.sample_privacy"
+        z = self.noise_multiplier
+        delta = self.delta
         require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
         require(f"{name}.noise_multiplier", z, 0 <= z < math.inf, "at least 0")
         require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
@@ -226,7 +230,8 @@ class PrivateMean:
 
     def _count_noise(self) -> float:
         """Returns σ_b, the noise on the number of clients below the clip; 0 without `adaptive`."""
-        adaptive, z = self.privacy.adaptive, self.noise_multiplier
+        adaptive = self.privacy.adaptive
+        z = self.noise_multiplier
         if adaptive is None or z == 0:
             return 0.0
         noise = adaptive.count_noise
@@ -264,7 +269,8 @@ class PrivateMean:
         """
         rng = self.draws.generator("privacy", round_index)
         deviation = self.message_noise * self.clip
-        below, means = sums.pop(BELOW, None), {}
+        below = sums.pop(BELOW, None)
+        means = {}
         widths = [total.numel() for total in sums.values()]
         drawn = torch.from_numpy(self.noise(round_index, sum(widths), rng)).split(widths)
         for (name, total), noise in zip(sums.items(), drawn, strict=True):
@@ -286,7 +292,8 @@ class PrivateMean:
         if self.privacy.bands == 1:
             return rng.standard_normal(width)
         if self._next > round_index:
-            self._noise, self._next = [], 0
+            self._noise = []
+            self._next = 0
         for index in range(self._next, round_index + 1):
             own = rng if index == round_index else self.draws.generator("privacy", index)
             row = own.standard_normal(width)

@@ -36,7 +36,8 @@ def features(oracle: Oracle, w: Tensor, batch: Batch, buffers: Buffers = None) -
     Raises:
         ConfigError: The output of the network is not that of its head.
     """
-    runner, head = oracle.runner, oracle.runner.head
+    runner = oracle.runner
+    head = oracle.runner.head
 
     def run(w: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         network, _ = runner.replica(training=False)
@@ -80,7 +81,8 @@ def class_sums(
     """
     head = oracle.runner.original.get_submodule(oracle.runner.head)
     width = cast(nn.Linear, head).in_features
-    sums, squares = v.new_zeros(len(clients), classes, 1 + width), v.new_zeros(len(clients))
+    sums = v.new_zeros(len(clients), classes, 1 + width)
+    squares = v.new_zeros(len(clients))
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         z = features(oracle, v[rows], batch, buffers)
@@ -111,7 +113,8 @@ def linear_head(method: Method) -> nn.Linear:
     Raises:
         ConfigError: The head is not a linear layer.
     """
-    name, network = method.oracle.runner.head, method.network
+    name = method.oracle.runner.head
+    network = method.network
     layer = network.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         raise ConfigError(

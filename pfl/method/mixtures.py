@@ -45,7 +45,8 @@ class ModelMixtures(FederatedAlgorithm):
 
     def mix(self, ids: np.ndarray, round_index: int) -> Tensor:
         """Returns the weights ξ of a round among clients `ids`, ascending int64, and keeps them."""
-        self._ids, self._models = ids, self.kept_models(ids)
+        self._ids = ids
+        self._models = self.kept_models(ids)
         self._weights = self.mixing_weights(self._models["w"], round_index)
         return self._weights
 

@@ -127,7 +127,8 @@ class States:
 
     def read(self, clients: Clients) -> None:
         """Reads the states of clients into `clients.state`."""
-        store, device = self.store, self.context.device
+        store = self.store
+        device = self.context.device
         clients.state = {name: store.read(name, clients.ids, device) for name in store.names}
 
     def commit(self, clients: Clients, counted: bool = True) -> None:

@@ -298,7 +298,8 @@ class FederatedLoop(LightningDataModule):
 
     def __str__(self) -> str:
         # Lightning's own text goes through the loaders, which have chunks only during a run.
-        data, count = type(self.datamodule).__name__, self.participation.clients_per_round
+        data = type(self.datamodule).__name__
+        count = self.participation.clients_per_round
         return f"{type(self).__name__}({data}, clients_per_round={count})"
 
     def describe(self) -> str:

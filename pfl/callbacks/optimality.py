@@ -85,7 +85,7 @@ class Optimality(Callback):
             return
         with pl_module.in_full_precision():
             values = self._measure(pl_module, _data(trainer))
-        pl_module.row |= values
+        pl_module.row.update(values)
         pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
 
     def _measure(self, algorithm: FederatedAlgorithm, data: Any) -> dict[str, float]:

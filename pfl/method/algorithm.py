@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch import Tensor
@@ -125,6 +126,10 @@ class FederatedAlgorithm(Method):
     def enter(self, run: RunFacts) -> None:
         """Takes the facts of a run, which a callback may read before the method's own `setup`."""
         self.__dict__["run"] = run
+
+    def attach(self, trainer: pl.Trainer) -> None:
+        """Belongs to a Trainer that neither fits nor tests, such as that of an export."""
+        self.trainer = trainer
 
     def take_secret(self, secret: Secret) -> None:
         """Draws noise and private cohorts from a key, such as that of a checkpoint."""

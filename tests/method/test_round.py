@@ -61,7 +61,8 @@ def ours(frame):
     """Whether a frame is of the packages; what Lightning's Trainer is around a round is not."""
     path = os.path.realpath(frame.f_code.co_filename)
     packages = tuple(str(ROOT / name) + os.sep for name in ("pfl", "models", "datamodules"))
-    return path.startswith(packages) and not path.endswith("pfl/trainer.py")
+    of_lightning = "RunTrainer" in frame.f_code.co_qualname
+    return path.startswith(packages) and not of_lightning
 
 
 @pytest.fixture

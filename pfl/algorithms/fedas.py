@@ -43,7 +43,7 @@ class FedAS(PartlyPersonal):
     (u_i, h_i) <- (u_i, h_i) - η g_i(u_i, h_i), local steps;
     t_i = sum over the client's mini-batches of |g_i(u_i, h_i)|², an estimate of the trace of the
     Fisher information;
-    u <- sum_S t_i u_i / sum_S t_i.
+    u <- u + sum_S t_i (u_i - u) / sum_S t_i, the mean of the u_i with the weights t_i.
 
     Evaluated: (u_i, h_i) after the client's last round. Shared: u; personal: h_i and the last u_i.
     Cost: the body down, the body and t_i up; `alignment_epochs` epochs of gradients of the body,
@@ -96,20 +96,19 @@ class FedAS(PartlyPersonal):
         return super().cost(sizes) + (self.alignment_epochs + 1) * sizes
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Aligns u, trains (u_i, h_i), keeps it, and sends u_i with t_i."""
+        """Aligns u, trains (u_i, h_i), keeps it, and sends t_i (u_i - u) with t_i."""
         start = super().personalized(clients)
         v = self.local_sgd(clients, self._aligned(clients, start, self.personalized(clients)))
         clients.state["body"] = values_in(~self.personal_part, v)
         clients.state["head"] = values_in(self.personal_part, v)
         trace = self._trace(clients, v)
-        body = masked(trace * v, ~self.personal_part)
-        return {"w": body, "trace": Message(trace, trace.element_size())}
+        moved = masked(trace * (v - w), ~self.personal_part)
+        return {"moved": moved, "trace": Message(trace, trace.element_size())}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Replaces u by the weighted mean; it stays where no client has a gradient."""
+        """Moves u to the weighted mean; it stays where no client has a gradient."""
         if mean["trace"] > 0:
-            body = mean["w"] / mean["trace"]
-            self.global_model.copy_(torch.where(self.personal_part, self.global_model, body))
+            self.global_model.add_(mean["moved"] / mean["trace"])
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns (u_i, h_i)."""

@@ -17,6 +17,7 @@ from pfl.method import (
     Message,
     Network,
     Part,
+    dense,
     generator,
     header,
     masked,
@@ -131,7 +132,7 @@ class Floco(FederatedAlgorithm):
 
     evaluation_for = download_for
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains u_i and θ_i,k at random points of the client's region."""
         part, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
         received = clients.received["endpoints"]
@@ -148,9 +149,9 @@ class Floco(FederatedAlgorithm):
             )
             train.step(g, batch.clients)  # its head is replaced in the next step
             self.log_loss("train", loss, batch.counts)
-        sent: dict[str, Tensor | Message] = {
+        sent = {
             "w": masked(v, ~self.personal_part),
-            "endpoints": heads,
+            "endpoints": Message(heads, dense(heads).nbytes, reference=received),
         }
         if not clients.received["known"]:  # the server can work it out
             sent["change"] = Message(heads - received, 0)

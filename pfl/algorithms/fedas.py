@@ -25,9 +25,9 @@ from pfl.method import (
     distance_to_means,
     linear_head,
     masked,
-    number_of_classes,
     replace_values_in,
     require,
+    require_classes,
     values_in,
 )
 
@@ -60,8 +60,8 @@ class FedAS(PartlyPersonal):
         The print was not at hand: the method is written from the authors' public code. There the
         classes of a mini-batch weigh the same; here the classes of all the client's samples do, so
         that both agree where a mini-batch has all samples. There alignment has mini-batches of 16,
-        plain steps and no weight decay, and t_i is taken in evaluation mode. For regression, which
-        the paper does not have, all samples are of one class.
+        plain steps and no weight decay, and t_i is taken in evaluation mode. A sample has
+        one class; regression and several labels are refused.
 
     Example:
         >>> from models import MLP
@@ -88,8 +88,7 @@ class FedAS(PartlyPersonal):
         self.add_client_state("body", lambda: self.global_model[~self.personal_part])
 
     def check_setup(self) -> None:
-        """Finds whether the samples have classes, and refuses samples with several labels."""
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], with alignment and t_i."""
@@ -122,7 +121,7 @@ class FedAS(PartlyPersonal):
 
     def _aligned(self, clients: Clients, v: Tensor, own: Tensor) -> Tensor:
         """Returns models v [C, P] whose bodies are moved to the features of the clients' own."""
-        sums, _ = class_sums(self.oracle, clients, own, self.classes, labelled=self.has_classes)
+        sums, _ = class_sums(self.oracle, clients, own, self.classes)
         counts = sums[..., :1]
         means = torch.cat([counts.sign(), sums[..., 1:] / counts.clamp_min(1)], 2)
         weights = counts.sum(1, keepdim=True) / counts.clamp_min(1)
@@ -141,9 +140,8 @@ class FedAS(PartlyPersonal):
         self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns n_i / n_i,c 1/K |z - C_i,c|² of each sample, [n]."""
-        classes = samples.targets if self.has_classes else None
-        weights = own["weights"][:1] if classes is None else own["weights"][classes]
-        return weights * distance_to_means(own["means"], features, classes)
+        classes = samples.targets
+        return own["weights"][classes] * distance_to_means(own["means"], features, classes)
 
     def _trace(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns t_i, [C, 1]."""

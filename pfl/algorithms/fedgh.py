@@ -148,7 +148,8 @@ class FedGH(FederatedAlgorithm):
             targets = v.new_zeros(len(clients), 1, self.head.out_features)
             for rows, batch in clients.samples():
                 member = (batch.sample_weights(v.dtype) > 0).to(v)[..., None]  # 0 for padding
-                targets[rows] += member.mT @ batch.targets.flatten(2)
+                values = batch.targets.reshape(*batch.targets.shape[:2], -1)  # T of each sample
+                targets[rows] += member.mT @ values
             sums = torch.cat([sums, targets], 2)
         return sums / sums[..., :1].clamp_min(1)
 

@@ -22,9 +22,9 @@ from pfl.method import (
     distance_to_means,
     linear_head,
     masked,
-    number_of_classes,
     replace_values_in,
     require,
+    require_classes,
     values_in,
 )
 
@@ -64,8 +64,8 @@ class FedPAC(PartlyPersonal):
         Differences from the authors' code: there α_ij below 0.001 become 0; eigenvalues of the
         program below 0.01 become 0 where rounding makes one negative; a class without C_c is
         aligned to the client's own mean; and clients are scored after their local steps, with a
-        body of their own. Here H_i, V_i and C_i are taken in evaluation mode. For regression, which
-        the paper does not have, all samples are of one class.
+        body of their own. Here H_i, V_i and C_i are taken in evaluation mode. A sample has one
+        class; regression and several labels are refused.
 
     Example:
         >>> from models import MLP
@@ -99,7 +99,7 @@ class FedPAC(PartlyPersonal):
         self.keep_messages("statistics", lambda: self.global_model.new_zeros(width))  # V_i and H_i
 
     def check_setup(self) -> None:
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], as if the head's cost as much."""
@@ -158,23 +158,22 @@ class FedPAC(PartlyPersonal):
         self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
-        classes = samples.targets if self.has_classes else None
-        away = distance_to_means(own["centroids"], features, classes)
+        away = distance_to_means(own["centroids"], features, samples.targets)
         return self.oracle.losses(outputs, samples.targets) + self.penalty * away
 
     def _class_sums(self, clients: Clients, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns n_i,c and the sum of features by class, [C, classes, 1 + K]; sum |z|^2, [C]."""
-        classes, labelled = self.shape[0], self.has_classes
-        return class_sums(self.oracle, clients, v, classes, labelled=labelled)
+        return class_sums(self.oracle, clients, v, self.shape[0])
 
 
 def mixing_weights(variances: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Returns the weights α_ij of n clients' heads, float64 [n, n], whose rows sum to one.
 
     Args:
-        variances: V_i, [n].
+        variances: V_i, [n]. Rounding makes some of them negative, which count as 0.
         means: H_i, [n, classes * K].
     """
+    variances = np.maximum(variances, 0.0)
     away = (means - row for row in means)
     return np.stack([simplex_minimum(np.diag(variances) + d @ d.T) for d in away])
 

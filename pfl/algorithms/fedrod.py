@@ -20,8 +20,8 @@ from pfl.method import (
     Samples,
     label_counts,
     linear_head,
-    number_of_classes,
     replace_values_in,
+    require_classes,
     select_part,
     values_in,
 )
@@ -48,8 +48,8 @@ class FedRoD(FederatedAlgorithm):
         p_i begins at 0, which makes a client that never trained predict as the generic model does;
         in public implementations it begins at a copy of the network's first head.
         A class that the client has not has the probability 0 (in numbers: the log of the smallest
-        positive number is added to its output). For regression, which the paper does not have,
-        nothing is added to the outputs.
+        positive number is added to its output). A sample has one class; regression and several
+        labels are refused.
         The print was not at hand: the method is written from what its abstract and public
         implementations agree on. The personal head that a hypernetwork computes from the class
         shares, and the powers of n_i,c that some implementations offer, are left out. In PFLlib the
@@ -78,7 +78,7 @@ class FedRoD(FederatedAlgorithm):
         )
 
     def check_setup(self) -> None:
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], as if the head's cost as much."""
@@ -118,13 +118,9 @@ class FedRoD(FederatedAlgorithm):
         self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns the losses of outputs to which log n_i is added, [n]."""
-        if not self.has_classes:
-            return self.oracle.losses(outputs, samples.targets)
         return self.oracle.losses(outputs + own["log_counts"], samples.targets)
 
     def _log_counts(self, clients: Clients, w: Tensor) -> Tensor:
         """Returns log n_i,c, [C, classes], in which 0 counts as the smallest positive number."""
-        if not self.has_classes:
-            return w.new_zeros(len(clients), self.classes)
         counts = label_counts(clients, self.classes, w)
         return counts.clamp_min(torch.finfo(counts.dtype).tiny).log()

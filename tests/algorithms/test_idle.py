@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models import HalfSquaredError
 from pfl.aggregation.privacy import Privacy
 from pfl.aggregation.robust import Median, NormBound
 from pfl.algorithms import FedAvg
@@ -33,9 +32,9 @@ def ends(fit, method, **rule):
     """The global model and the personalized ones after two rounds."""
     rates = [n for n in inspect.signature(method.kind).parameters if re.search("_lr$|^inner_", n)]
     arguments = {**method.arguments, **dict.fromkeys(rates, RATE)}
-    steps = dict(lr=RATE, local_epochs=2, batch_size=2, loss=HalfSquaredError())
+    steps = dict(lr=RATE, local_epochs=2, batch_size=2, loss=method.loss)
     algorithm = method.kind(small_network(), **arguments, **steps)
-    fit(algorithm, small_world(), 2, evaluate=(), **rule)
+    fit(algorithm, small_world(classes=method.classes), 2, evaluate=(), **rule)
     ends = {"w": algorithm.global_model.numpy().copy()}
     if algorithm.has_personalized:
         for clients in algorithm.iter_clients("train"):

@@ -71,7 +71,7 @@ class Floco(FederatedAlgorithm):
         >>> from models import MLP
         >>> method = Floco(MLP(64, (8,)), endpoints=3)  # 3 heads of 90 values
         >>> method.endpoints.shape
-        torch.Size([270])
+        torch.Size([3, 90])
     """
 
     has_personalized = True
@@ -96,22 +96,26 @@ class Floco(FederatedAlgorithm):
         self.count, self.projection_round, self.radius = endpoints, projection_round, radius
         part = select_part(network, self.space, simplex, "model.simplex")
         self.add_constant("personal_part", part)
-        self.add_server_state("endpoints", self.global_model[part].repeat(endpoints))
-        # p_i of each client of the population; zeros: it has the whole simplex.
-        self.add_server_state(
-            "centres", lambda: self.global_model.new_zeros(self.num_clients * endpoints)
-        )
-        self.keep_messages("change", lambda: torch.zeros_like(self.endpoints))
+        self.add_server_state("endpoints", self.global_model[part].repeat(endpoints, 1))
+        self.add_server_state("centres", self._no_centres)
+        self.keep_messages("change", self._no_change)
 
     @property
     def personalization_penalty(self) -> None:
         """None: no penalty ties the models."""
         return None
 
+    def _no_centres(self) -> Tensor:
+        """Returns p_i of each client of the population, [M, K]; zeros: it has the whole simplex."""
+        return self.global_model.new_zeros(self.num_clients, self.count)
+
+    def _no_change(self) -> Tensor:
+        return torch.zeros_like(self.endpoints).flatten()
+
     def begin_round(self, round_index: int) -> None:
         """Draws the heads before the first round."""
         if round_index == 0:
-            for number, head in enumerate(self.endpoints.view(self.count, -1)[1:], start=1):
+            for number, head in enumerate(self.endpoints[1:], start=1):
                 drawn = redrawn(self.space, self.global_model, generator(self.seed, "head", number))
                 head.copy_(drawn[self.personal_part])
 
@@ -119,14 +123,14 @@ class Floco(FederatedAlgorithm):
         """Returns u and all θ_k, and whether the p_i are known."""
         return {
             "w": masked(self.global_model, ~self.personal_part),
-            "endpoints": self.endpoints,
+            "endpoints": self.endpoints.flatten(),
             "known": header(self.centres.any().to(self.centres)[None]),
         }
 
     def download_for(self, ids: np.ndarray) -> dict[str, Tensor | Message]:
         """Returns p_i, once they are known; zeros for newcomers."""
         by_id = self.centres.new_zeros(len(self.client_sizes), self.count)
-        by_id[self.population] = self.centres.view(-1, self.count)
+        by_id[self.population] = self.centres
         centres = by_id[torch.from_numpy(ids)]
         return {"centre": centres if self.centres.any() else Message(centres, 0)}
 
@@ -160,15 +164,15 @@ class Floco(FederatedAlgorithm):
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Replaces u and θ_k by the clients' means, and finds the centres before the round τ."""
         self.global_model.copy_(mean["w"])
-        self.endpoints.copy_(mean["endpoints"])
-        self.global_model[self.personal_part] = self.endpoints.view(self.count, -1).mean(0)
+        self.endpoints.copy_(mean["endpoints"].view_as(self.endpoints))
+        self.global_model[self.personal_part] = self.endpoints.mean(0)
         if self.centres.any() or self.rounds + 1 < self.projection_round:
             return
         if len(ids := self.kept_ids("change")) > 1:
             changes = self.kept_rows("change", ids).double().cpu().numpy()
             found = torch.from_numpy(spread_on_simplex(principal_components(changes, self.count)))
             places = np.searchsorted(self.population, ids)
-            self.centres.view(-1, self.count)[places] = found.to(self.centres)
+            self.centres[places] = found.to(self.centres)
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns the body with the head at p_i, or at the centre of the simplex."""

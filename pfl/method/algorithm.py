@@ -47,7 +47,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
@@ -90,6 +90,7 @@ class FederatedAlgorithm(LocalTraining):
             in a private run the expected number of clients in a round.
         states: The declared client states and kept messages, with the rows of all clients.
         round: The current round, or the last one.
+        server_states: The names of the server states.
         evaluation: The scores of the last complete evaluation; None before the first.
         ledger: Every client's bytes; it exists once a run has begun.
         row, recorded: The last round's row of metrics, and its rows of each table by column.
@@ -162,8 +163,9 @@ class FederatedAlgorithm(LocalTraining):
         self.row: dict[str, float] = {}
         self.recorded: dict[str, dict[str, np.ndarray]] = {}
         self.rounds_compared = False  # the engine "debug" compares in its first round
-        self._server_states: set[str] = set()
-        self._late_states: dict[str, Callable[[], Tensor]] = {}
+        self.server_states: set[str] = set()
+        self._late_states: dict[str, Callable[[], Tensor | nn.Module]] = {}  # made in `setup`
+        self._loaded_states: dict[str, Tensor] = {}  # of a checkpoint, before that
         self._pass: Evaluation | None = None
         self._rounds_apart = 1  # rounds between two scheduled evaluations
         self._loaded: dict[str, Any] | None = None
@@ -179,21 +181,36 @@ class FederatedAlgorithm(LocalTraining):
 
     # ---- what a method declares ---------------------------------------------------------------
 
-    def add_server_state(self, name: str, initial: Tensor | Callable[[], Tensor]) -> None:
-        """Declares a tensor that the server keeps between rounds; it becomes `self.<name>`.
+    def add_server_state(
+        self, name: str, initial: Tensor | nn.Module | Callable[[], Tensor | nn.Module]
+    ) -> None:
+        """Declares what the server keeps between rounds; it becomes `self.<name>`.
 
         Clients cannot read it: `download` sends them what they need.
 
         Args:
             name: A name that is not yet taken.
-            initial: The first value, or a function that returns it, called in `setup`, when the
-                network has been inspected and its running statistics are known.
+            initial: A tensor of any shape; or a module, whose parameters and buffers are kept, and
+                which gets the models' device and dtype; or a function that returns one of them,
+                called in `setup`, when the network has been inspected and its running statistics
+                are known. No gradients are recorded for a module's parameters.
         """
-        if not isinstance(initial, Tensor):
+        self.server_states.add(name)
+        if isinstance(initial, Tensor):
+            self.register_buffer(name, initial)
+        elif isinstance(initial, nn.Module):
+            self.register_module(name, initial.to(self.space.vector).requires_grad_(False))
+        else:
             self._late_states[name] = initial
-            initial = self.space.vector.new_empty(0)
-        self.register_buffer(name, initial)
-        self._server_states.add(name)
+
+    def _make_late_states(self) -> None:
+        """Makes the server states that are not there yet, with the values of a checkpoint."""
+        for name, initial in self._late_states.items():
+            if not hasattr(self, name):
+                self.add_server_state(name, initial())
+        if self._loaded_states:
+            self.load_state_dict({**self.state_dict(), **self._loaded_states})
+            self._loaded_states.clear()
 
     def add_constant(self, name: str, value: Tensor) -> None:
         """Declares a tensor that server and clients know from the start; it becomes `self.<name>`.
@@ -385,10 +402,9 @@ class FederatedAlgorithm(LocalTraining):
 
     def __getattr__(self, name: str) -> Any:
         """Returns a tensor or module; refuses a server state in the code of a client."""
-        value = super().__getattr__(name)
-        if name in self.__dict__.get("_server_states", ()):
+        if name in self.__dict__.get("server_states", ()):
             sides.refuse_on_client(self, name)
-        return value
+        return super().__getattr__(name)
 
     @property
     def rounds(self) -> int:
@@ -652,9 +668,7 @@ class FederatedAlgorithm(LocalTraining):
         final = trainer.precision != "64-true" or self.space.vector.dtype == torch.float64
         context = trainer.precision_plugin.forward_context
         probe = set_up.inspect_network(self, loop, device, context, store=final)
-        for name, initial in self._late_states.items():
-            if not len(getattr(self, name)):
-                setattr(self, name, initial())
+        self._make_late_states()
         set_up.plan_chunks(self, loop, probe)
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
@@ -789,8 +803,12 @@ class FederatedAlgorithm(LocalTraining):
         """Refuses a checkpoint of another run; states are restored once the device is known."""
         self._loaded = checkpoint_.get("federated")
         checkpoint.check_body(self, self._loaded)
-        for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
-            setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
+        saved = checkpoint_["state_dict"]
+        for key in [key for key in saved if key.partition(".")[0] in self._late_states]:
+            if not hasattr(self, key.partition(".")[0]):
+                self._loaded_states[key] = saved.pop(key)
+            elif key in self._late_states:  # another run's settings may give it another shape
+                setattr(self, key, saved[key].to(getattr(self, key), copy=True))
         if "run" in self.__dict__:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)

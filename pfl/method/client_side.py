@@ -69,6 +69,9 @@ def guard(method: FederatedAlgorithm, clients: Clients) -> AbstractContextManage
 def server_tensors(method: FederatedAlgorithm) -> dict[str, Tensor]:
     """Returns the global model and the server states, by the names that a method has for them."""
     states = {f"self.{name}": state for name, state in method.named_buffers(recurse=False)}
+    for name, module in method.named_children():
+        if name in method.server_states:
+            states |= {f"self.{name}.{key}": value for key, value in module.state_dict().items()}
     return {"self.global_model": method.space.vector.detach(), **states}
 
 

@@ -164,7 +164,7 @@ def expected(method, algorithm, trace):
     if isinstance(algorithm, L2GD) and not local:
         own = own + pull(algorithm, len(trace) - 1) * (shared - own)
     if isinstance(algorithm, IFCA) and not local:
-        models = algorithm.models.view(len(clusters), -1)
+        models = algorithm.models
         w = personalized(algorithm)
         own = clusters[[int((models - row).abs().sum(1).argmin()) for row in w]]
     own = beside if algorithm.personal_buffers else own + np.diag(adaptation(algorithm))

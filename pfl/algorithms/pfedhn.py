@@ -5,21 +5,24 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import relu
-from torch.nn.utils import skip_init
+from torch.nn.utils import parameters_to_vector, skip_init, vector_to_parameters
 
 from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, generator, require
 
 
 class Hypernetwork(nn.Module):
     """The vectors v_i of clients, and the layers of h; all values are zero at first.
+
+    They lie in one block of memory, whose places decide how products of matrices are rounded.
 
     Args:
         clients: The number of vectors.
@@ -33,6 +36,7 @@ class Hypernetwork(nn.Module):
         self.layers = nn.ModuleList(layers)
         for parameter in self.layers.parameters():
             nn.init.zeros_(parameter)
+        self._join()
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Returns the models of vectors [C, E], [C, P]."""
@@ -41,6 +45,24 @@ class Hypernetwork(nn.Module):
         for layer in hidden:
             x = layer(relu(x))
         return last(x)
+
+    def with_values(self, flat: Tensor, places: np.ndarray) -> Tensor:
+        """Returns the models of some of the vectors, [C, P], by other values, given in one row."""
+        names = [name for name, _ in self.named_parameters()]
+        own = list(self.parameters())
+        pieces = flat.split([values.numel() for values in own])
+        views = [piece.view_as(values) for piece, values in zip(pieces, own, strict=True)]
+        at = dict(zip(names, views, strict=True))
+        models: Tensor = functional_call(self, at, (at["vectors"][torch.from_numpy(places)],))
+        return models
+
+    def _join(self) -> None:
+        vector_to_parameters(parameters_to_vector(self.parameters()), self.parameters())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hypernetwork:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._join()
+        return self
 
 
 class pFedHN(FederatedAlgorithm):
@@ -82,7 +104,7 @@ class pFedHN(FederatedAlgorithm):
     has_global = False
     has_personalized = True
     hypernetwork: Hypernetwork
-    momentum: Hypernetwork
+    momentum: Tensor
 
     def __init__(
         self,
@@ -111,12 +133,15 @@ class pFedHN(FederatedAlgorithm):
         self.width = width
         self.hidden_layers = hidden_layers
         self.add_server_state("hypernetwork", self._blank)
-        self.add_server_state("momentum", self._blank)
+        self.add_server_state("momentum", self._no_momentum)
 
     def _blank(self) -> Hypernetwork:
         first = self.embedding or 1 + self.num_clients // 4
         hidden = [self.width] * (1 + self.hidden_layers)
         return Hypernetwork(self.num_clients, [first, *hidden, self.space.size])
+
+    def _no_momentum(self) -> Tensor:
+        return torch.zeros_like(parameters_to_vector(self.hypernetwork.parameters()))
 
     @property
     def personalization_penalty(self) -> None:
@@ -130,7 +155,7 @@ class pFedHN(FederatedAlgorithm):
         draw = generator(self.seed, "hypernetwork")
         vectors = self.hypernetwork.vectors
         vectors.copy_(torch.from_numpy(draw.normal(size=vectors.shape)))
-        for layer in self.hypernetwork.layers:
+        for layer in cast("list[nn.Linear]", self.hypernetwork.layers):
             bound = layer.in_features**-0.5
             for values in (layer.weight, layer.bias):
                 values.copy_(torch.from_numpy(draw.uniform(-bound, bound, values.shape)))
@@ -158,15 +183,14 @@ class pFedHN(FederatedAlgorithm):
         changes = received["change"]
         places = np.searchsorted(self.population, self.participant_ids)
         with torch.enable_grad():
-            at = {n: p.clone().requires_grad_() for n, p in self.hypernetwork.named_parameters()}
-            vectors = at["vectors"][torch.from_numpy(places)]
-            models = functional_call(self.hypernetwork, at, (vectors,))
-            loss = -(models * changes).sum() / len(changes)
-            gradients = torch.autograd.grad(loss, list(at.values()))
-        values = self.hypernetwork.parameters()
-        for value, momentum, g in zip(values, self.momentum.parameters(), gradients, strict=True):
-            momentum.mul_(self.server_momentum).add_(g.add(value, alpha=self.server_decay))
-            value.sub_(momentum, alpha=self.server_lr)
+            values = parameters_to_vector(self.hypernetwork.parameters()).requires_grad_()
+            models = self.hypernetwork.with_values(values, places)
+            (g,) = torch.autograd.grad(-(models * changes).sum() / len(changes), values)
+        values = values.detach()
+        g = g.add(values, alpha=self.server_decay)
+        self.momentum.mul_(self.server_momentum).add_(g)
+        values.sub_(self.momentum, alpha=self.server_lr)
+        vector_to_parameters(values, self.hypernetwork.parameters())
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns θ_i."""

@@ -283,9 +283,9 @@ def prototypes(x: Exchange) -> tuple[float, float]:
     """FedProto: the K features of the last layer and the class's number down, for all classes after
     the first round; the same and the number of samples up, for each class of the client."""
     outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
-    counts = x.sent["sums"].reshape(outputs, 1 + features)[:, 0]
+    own = int(np.count_nonzero(x.sent["sums"].reshape(outputs, 1 + features)[:, 0]))
     down = outputs * (1 + features) if x.round else 0
-    return down, np.count_nonzero(counts) * (2 + features)
+    return down, own * (2 + features)
 
 
 def dense_and_mean(x: Exchange) -> tuple[float, float]:

@@ -73,7 +73,8 @@ def test_a_checkpoint_can_be_read_before_the_data_are_known(tmp_path):
     method = Shapes(PROBLEM.network(), lr=0.1)
     method.on_load_checkpoint(content)
     method.load_state_dict(content["state_dict"])
-    run(method, PROBLEM, 1, root=tmp_path)
+    with pytest.warns(UserWarning, match="has been through 2 rounds"):
+        run(method, PROBLEM, 1, root=tmp_path)
     for state, expected in zip(method.all_states(), trained.all_states(), strict=True):
         assert torch.equal(state, expected + 1)
 

@@ -60,7 +60,7 @@ class Hypernetwork(nn.Module):
         vector_to_parameters(parameters_to_vector(self.parameters()), self.parameters())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hypernetwork:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self._join()
         return self
 

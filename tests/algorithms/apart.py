@@ -66,6 +66,7 @@ def make_worker(client: int, folder: Path, run: Mapping[str, Any]) -> Worker:
     data.setup()
 
     def build(classes: int | None) -> Party:
+        data.classes = classes
         method = make(run["name"], run["settings"], run["normalized"])
         loop = FederatedLoop(data, **run["loop"])
         return Party(method, loop, client, run["rounds"], torch.float64)

@@ -60,9 +60,12 @@ class APFL(FederatedAlgorithm):
         require("alpha", alpha, 0 <= alpha <= 1, "in [0, 1]")
         self.require_plain_steps()
         self.alpha, self.adaptive = alpha, adaptive
-        self.add_client_state("v", lambda: self.global_model)
+        self.add_client_state("v", self.first_model)
         if adaptive:
-            self.add_client_state("alpha", lambda: self.global_model.new_full((1,), alpha))
+            self.add_client_state("alpha", self._first_alpha)
+
+    def _first_alpha(self) -> Tensor:
+        return self.global_model.new_full((1,), self.alpha)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         return 2 * super().cost(sizes)

@@ -86,7 +86,10 @@ class CFL(FederatedAlgorithm):
         self.mean_norm, self.largest_norm = mean_norm, largest_norm
         self.most_clusters = most_clusters
         self.add_server_state("models", self.global_model.repeat(most_clusters, 1))
-        self.add_server_state("cluster", lambda: torch.zeros(self.num_clients))
+        self.add_server_state("cluster", self._one_cluster)
+
+    def _one_cluster(self) -> Tensor:
+        return torch.zeros(self.num_clients)
 
     def check_setup(self) -> None:
         """Refuses rounds of some clients, in which no cluster would be complete."""

@@ -92,11 +92,18 @@ class FedALA(FederatedAlgorithm):
         self.share, self.weight_lr, self.threshold = share, weight_lr, threshold
         self.window, self.most_passes = window, most_passes
         self.add_constant("personal_part", part)
-        self.add_client_state("own", lambda: self.global_model[self.personal_part])
-        self.add_client_state(
-            "weights", lambda: torch.ones_like(self.global_model[self.personal_part])
-        )
-        self.add_client_state("learned", lambda: self.global_model.new_zeros(1))
+        self.add_client_state("own", self._first_layers)
+        self.add_client_state("weights", self._first_weights)
+        self.add_client_state("learned", self._not_learned)
+
+    def _first_layers(self) -> Tensor:
+        return self.global_model[self.personal_part]
+
+    def _first_weights(self) -> Tensor:
+        return torch.ones_like(self._first_layers())
+
+    def _not_learned(self) -> Tensor:
+        return self.global_model.new_zeros(1)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         return super().cost(sizes) + self.share * sizes

@@ -85,7 +85,10 @@ class FedAS(PartlyPersonal):
         require("alignment_epochs", alignment_epochs, alignment_epochs >= 1, "at least 1")
         self.alignment_lr, self.alignment_epochs = alignment_lr, alignment_epochs
         self.classes = linear_head(self).out_features
-        self.add_client_state("body", lambda: self.global_model[~self.personal_part])
+        self.add_client_state("body", self._first_body)
+
+    def _first_body(self) -> Tensor:
+        return self.global_model[~self.personal_part]
 
     def check_setup(self) -> None:
         require_classes(self)

@@ -127,9 +127,9 @@ class FedCLUP(FederatedAlgorithm):
         self.max_penalty = math.inf if max_penalty is None else max_penalty
         if not isinstance(penalty, str):
             self._check_limit(penalty)
-        self.add_client_state("w", lambda: self.global_model)
+        self.add_client_state("w", self.first_model)
         if penalty_schedule == "authors_code":
-            self.keep_messages("last", lambda: self.global_model)
+            self.keep_messages("last", self.first_model)
         start = math.nan if isinstance(penalty, str) else float(penalty)
         self.add_server_state("lam", torch.tensor(start, dtype=torch.float64))
         # The loss at the plateau rule's last look, and the round of that look; 0: no look yet.

@@ -85,9 +85,12 @@ class FedDBE(FederatedAlgorithm):
                 "trained; FedDBE adds a client's own vector to the head's inputs"
             )
         self.weight_span, self.bias_span = (spans[name] for name in names)
-        self.add_client_state("memory", lambda: self.global_model.new_zeros(self.width))
+        self.add_client_state("memory", self._no_memory)
         # Whether r is known, 0 or 1, and its K values.
         self.add_server_state("mean", self.global_model.new_zeros(1 + self.width))
+
+    def _no_memory(self) -> Tensor:
+        return self.global_model.new_zeros(self.width)
 
     def download(self) -> dict[str, Tensor | Message]:
         nbytes = int(self.mean[0]) * self.mean[1:].nbytes

@@ -96,7 +96,10 @@ class FedGH(FederatedAlgorithm):
             raise ConfigError("model.network: the head is frozen; FedGH trains it")
         self.add_constant("personal_part", ~part)
         if self.personal_part.any():
-            self.add_client_state("body", lambda: self.global_model[self.personal_part])
+            self.add_client_state("body", self._first_body)
+
+    def _first_body(self) -> Tensor:
+        return self.global_model[self.personal_part]
 
     @property
     def head(self) -> nn.Linear:

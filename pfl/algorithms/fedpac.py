@@ -94,9 +94,11 @@ class FedPAC(PartlyPersonal):
         # For each class whether C_c is known, and its values.
         self.shape = layer.out_features, 1 + layer.in_features
         self.add_server_state("centroids", self.global_model.new_zeros(self.shape))
-        self.keep_messages("head", lambda: self.global_model[self.personal_part])
-        width = 1 + layer.out_features * layer.in_features
-        self.keep_messages("statistics", lambda: self.global_model.new_zeros(width))  # V_i and H_i
+        self.keep_messages("head", self.first_head)
+        self.keep_messages("statistics", self._no_statistics)  # V_i and H_i
+
+    def _no_statistics(self) -> Tensor:
+        return self.global_model.new_zeros(1 + self.shape[0] * (self.shape[1] - 1))
 
     def check_setup(self) -> None:
         require_classes(self)

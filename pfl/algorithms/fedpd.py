@@ -106,10 +106,10 @@ class FedPD(FederatedAlgorithm):
         self.residual_tolerance = tolerance
         self.variance_reduction, self.refresh_period = variance_reduction, refresh_period
         self.skips = p > 0 or k > 1
-        self.add_client_state("x", lambda: self.global_model)
+        self.add_client_state("x", self.first_model)
         self.add_client_state("lam")
         if self.skips:
-            self.add_client_state("x0", lambda: self.global_model)
+            self.add_client_state("x0", self.first_model)
             # True if all clients continue from the same x_0: the last round communicated.
             self.add_server_state("common", torch.tensor(True))
         if variance_reduction:

@@ -72,7 +72,7 @@ class FedProto(FederatedAlgorithm):
         )
         require("penalty", penalty, penalty >= 0, "at least 0")
         self.penalty, head = penalty, linear_head(self)
-        self.add_client_state("w", lambda: self.global_model)
+        self.add_client_state("w", self.first_model)
         # For each class whether the prototype is known, and its values.
         self.shape = head.out_features, 1 + head.in_features
         self.add_server_state("prototypes", self.global_model.new_zeros(self.shape))

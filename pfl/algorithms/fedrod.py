@@ -73,9 +73,10 @@ class FedRoD(FederatedAlgorithm):
         if not part.any():
             raise ConfigError("model.network: the head is frozen; FedRoD trains it")
         self.add_constant("personal_part", part)
-        self.add_client_state(
-            "head", lambda: torch.zeros_like(self.global_model[self.personal_part])
-        )
+        self.add_client_state("head", self._no_head)
+
+    def _no_head(self) -> Tensor:
+        return torch.zeros_like(self.global_model[self.personal_part])
 
     def check_setup(self) -> None:
         require_classes(self)

@@ -92,7 +92,10 @@ class FedSpa(FederatedAlgorithm):
         self.counts = spread(shapes, rest, even=layers == "uniform")
         self.density, self.values = density, fixed + rest
         self.pruning_rate, self.pruning_rounds = pruning_rate, pruning_rounds
-        self.add_client_state("mask", lambda: packed(self.initial_mask()[None])[0])
+        self.add_client_state("mask", self._first_mask)
+
+    def _first_mask(self) -> Tensor:
+        return packed(self.initial_mask()[None])[0]
 
     def check_setup(self) -> None:
         known = bool(self.pruning_rounds or self.max_rounds)

@@ -80,7 +80,7 @@ class L2GD(FederatedAlgorithm):
         reason = f"at most p / (lr (1 - p)) = {largest:g}, or averaging steps go beyond the mean"
         require("penalty", penalty, penalty <= largest * (1 + 1e-9), reason)
         self.penalty, self.averaging_probability = penalty, p
-        self.add_client_state("x", lambda: self.global_model)
+        self.add_client_state("x", self.first_model)
         # 1 - (1 - θ)^A of the last round: how far its averaging steps take x_i towards the mean.
         self.add_server_state("pull", torch.tensor(0.0))
 

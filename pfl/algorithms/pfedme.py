@@ -70,7 +70,7 @@ class pFedMe(FederatedAlgorithm):
         self.require_plain_steps()
         self.penalty, self.server_mixture = penalty, server_mixture
         self.personal_steps, self.personal_lr = personal_steps, personal_lr
-        self.add_client_state("theta", lambda: self.global_model)
+        self.add_client_state("theta", self.first_model)
 
     @property
     def personalization_penalty(self) -> float:

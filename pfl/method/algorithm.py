@@ -229,10 +229,14 @@ class FederatedAlgorithm(LocalTraining):
             name: A name that is not yet taken.
             initial: The first value for every client: a number, for P copies of it, or a function
                 that returns the row [width], called when training begins
-                (`lambda: self.global_model`).
+                (`self.first_model`: the initial model).
             sparse: Most values will be zero; only the others are stored.
         """
         self.states.declare(name, initial, sparse)
+
+    def first_model(self) -> Tensor:
+        """Returns the global model, [P], for a declared state or message that begins as a copy."""
+        return self.global_model
 
     def keep_messages(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
         """Declares that the server keeps the last message `name` of every client.

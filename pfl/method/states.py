@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -60,7 +61,10 @@ class States:
                 f"initial={initial!r}; it must be a number, or a function that returns the first "
                 f"row, such as lambda: self.global_model"
             )
-        return lambda: torch.full_like(self.method.global_model, initial)
+        return partial(self._filled, initial)
+
+    def _filled(self, value: float) -> Tensor:
+        return torch.full_like(self.method.global_model, value)
 
     @property
     def names(self) -> list[str]:
@@ -77,8 +81,11 @@ class States:
     def messages(self) -> dict[str, Initial]:
         """The first rows of the kept messages by name: "buffers" is kept with a model "w"."""
         if "w" in self._messages and statistics.travel(self.method):
-            return {**self._messages, "buffers": lambda: self.method.global_buffers}
+            return {**self._messages, "buffers": self._global_buffers}
         return self._messages
+
+    def _global_buffers(self) -> Tensor:
+        return self.method.global_buffers
 
     @property
     def all_names(self) -> list[str]:

@@ -131,7 +131,8 @@ class LoRALayer(AdaptedLayer):
         if self.residual is not None:
             y = y + linear(x.to(self.residual.dtype), self.residual).to(y.dtype)
         for name, share in self.shares.items():
-            a, b = getattr(self, f"{name}_A"), getattr(self, f"{name}_B")
+            a = getattr(self, f"{name}_A")
+            b = getattr(self, f"{name}_B")
             y = y + linear(linear(x.to(a.dtype), a) * (share * self.scale), b).to(y.dtype)
         return y
 
@@ -199,7 +200,8 @@ class Trainable:
     def __init__(self, part: str = "all", head: bool = True) -> None:
         if part not in PARTS:
             raise ValueError(f"Trainable.part: {part!r}; it must be one of {', '.join(PARTS)}")
-        self.part, self.head = part, head
+        self.part = part
+        self.head = head
 
     def apply(self, network: nn.Module) -> None:
         """Freezes all of a network, in place, but what is trained.
@@ -264,7 +266,8 @@ class _Layers(Trainable):
         self.last_blocks = last_blocks
 
     def insert(self, network: nn.Module, head: str | None) -> None:
-        who, all_layers = type(self).__name__, list(self._candidates(network, head))
+        who = type(self).__name__
+        all_layers = list(self._candidates(network, head))
         known = sorted({name.rpartition(".")[2] for name, _ in all_layers})
         chosen: dict[str, nn.Module] = {}
         for pattern in self.layers:
@@ -350,7 +353,10 @@ class LoRA(_Layers):
             raise ValueError(f"LoRA.alpha: {alpha}; it must be positive and finite")
         if pair is not None and not 0 < pair < 1:
             raise ValueError(f"LoRA.pair: {pair}; it must be between 0 and 1")
-        self.rank, self.alpha, self.freeze_a, self.pair = rank, alpha, freeze_a, pair
+        self.rank = rank
+        self.alpha = alpha
+        self.freeze_a = freeze_a
+        self.pair = pair
         self.residual = False  # set by methods whose server moves the frozen weight
 
     def wrap(self, name: str, layer: nn.Module) -> LoRALayer:

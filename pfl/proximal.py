@@ -67,7 +67,8 @@ def nuclear_norm_prox(space: ParameterSpace, w: Tensor, threshold: float) -> tup
     Returns:
         The models [..., P], and the ranks int64 [..., number of matrix layers].
     """
-    result, ranks = w.clone(), []
+    result = w.clone()
+    ranks = []
     for layer in space.matrices:
         matrix, rank = singular_value_threshold(layer.to_matrix(w[..., layer.span]), threshold)
         result[..., layer.span] = layer.from_matrix(matrix)

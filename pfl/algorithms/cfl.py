@@ -83,7 +83,8 @@ class CFL(FederatedAlgorithm):
         require("mean_norm", mean_norm, mean_norm >= 0, "at least 0")
         require("largest_norm", largest_norm, largest_norm >= 0, "at least 0")
         require("most_clusters", most_clusters, most_clusters >= 1, "at least 1")
-        self.mean_norm, self.largest_norm = mean_norm, largest_norm
+        self.mean_norm = mean_norm
+        self.largest_norm = largest_norm
         self.most_clusters = most_clusters
         self.add_server_state("models", self.global_model.repeat(most_clusters, 1))
         self.add_server_state("cluster", self._one_cluster)
@@ -168,12 +169,14 @@ def second_half(similarity: np.ndarray) -> np.ndarray:
     Returns:
         Whether a member is in the group that the first member is not in, bool [n].
     """
-    group, groups = np.arange(len(similarity)), len(similarity)
+    group = np.arange(len(similarity))
+    groups = len(similarity)
     first, other = np.triu_indices(groups, 1)
     for pair in np.argsort(-similarity[first, other], kind="stable"):
         if groups == 2:
             break
-        i, j = group[first[pair]], group[other[pair]]
+        i = group[first[pair]]
+        j = group[other[pair]]
         if i != j:
             group[group == j] = i
             groups -= 1

@@ -69,7 +69,8 @@ class FedACS(ModelMixtures):
             "quantile", quantile, quantile is None or 0 <= quantile <= 1, "from 0 to 1, or null"
         )
         require_one_of("candidates", candidates, "participants", "all")
-        self.quantile, self.candidates = quantile, candidates
+        self.quantile = quantile
+        self.candidates = candidates
 
     def first_upload(self, clients: Clients) -> Tensor:
         return clients.state["w"]

@@ -89,8 +89,11 @@ class FedALA(FederatedAlgorithm):
         require("threshold", threshold, threshold > 0, "positive")
         require("window", window, window >= 2, "at least 2")
         require("most_passes", most_passes, most_passes >= 1, "at least 1")
-        self.share, self.weight_lr, self.threshold = share, weight_lr, threshold
-        self.window, self.most_passes = window, most_passes
+        self.share = share
+        self.weight_lr = weight_lr
+        self.threshold = threshold
+        self.window = window
+        self.most_passes = most_passes
         self.add_constant("personal_part", part)
         self.add_client_state("own", self._first_layers)
         self.add_client_state("weights", self._first_weights)
@@ -133,11 +136,13 @@ class FedALA(FederatedAlgorithm):
         counts = np.ceil(np.round(self.share * clients.steps_of(schedule), 9))
         batches = torch.from_numpy(counts).to(w)  # of the share, [C]
         buffers = None if clients.buffers is None else clients.buffers.clone()
-        weights, before = clients.state["weights"], clients.state["learned"][:, 0] > 0
+        weights = clients.state["weights"]
+        before = clients.state["learned"][:, 0] > 0
         layers = self.personal_part.nonzero()[:, 0]
         away = w[layers] - clients.state["own"]
         learns = away.any(1) & (batches > 0)
-        active, losses = learns, list[Tensor]()
+        active = learns
+        losses = list[Tensor]()
         for _ in range(self.most_passes):
             if not active.any():
                 break
@@ -146,7 +151,8 @@ class FedALA(FederatedAlgorithm):
                 moves = active & (batches > step)
                 if not moves.any():
                     break
-                rows, at = slice(0, batch.clients), self._mixed(clients, w, weights, layers)
+                rows = slice(0, batch.clients)
+                at = self._mixed(clients, w, weights, layers)
                 loss, g = self.oracle.gradient(at, batch, buffers)
                 new = weights - self.weight_lr * values_in(layers, g) * away
                 weights = torch.where(moves[:, None], new.clamp(0, 1), weights)

@@ -64,8 +64,11 @@ class FedAMP(ModelMixtures):
         require("decay_rounds", decay_rounds, decay_rounds >= 1, "at least 1")
         require("sigma", sigma, sigma > 0, "positive")
         require("penalty", penalty, penalty >= 0, "at least 0")
-        self.alpha, self.alpha_decay, self.decay_rounds = alpha, alpha_decay, decay_rounds
-        self.sigma, self.penalty = sigma, penalty
+        self.alpha = alpha
+        self.alpha_decay = alpha_decay
+        self.decay_rounds = decay_rounds
+        self.sigma = sigma
+        self.penalty = penalty
 
     def check_setup(self) -> None:
         """Refuses negative weights, and proximal terms that make local steps diverge."""

@@ -83,7 +83,8 @@ class FedAS(PartlyPersonal):
         super().__init__(network, personal=personal, weighting="uniform", buffers="local", **kwargs)
         require("alignment_lr", alignment_lr, alignment_lr > 0, "positive")
         require("alignment_epochs", alignment_epochs, alignment_epochs >= 1, "at least 1")
-        self.alignment_lr, self.alignment_epochs = alignment_lr, alignment_epochs
+        self.alignment_lr = alignment_lr
+        self.alignment_epochs = alignment_epochs
         self.classes = linear_head(self).out_features
         self.add_client_state("body", self._first_body)
 

@@ -88,7 +88,8 @@ class FedGH(FederatedAlgorithm):
         require("server_epochs", server_epochs, server_epochs >= 1, "at least 1")
         whole = server_batch_size is None or server_batch_size >= 1
         require("server_batch_size", server_batch_size, whole, "at least 1, or null")
-        self.server_lr, self.server_epochs = server_lr, server_epochs
+        self.server_lr = server_lr
+        self.server_epochs = server_epochs
         self.server_batch_size = server_batch_size
         linear_head(self)  # refuses any other layer
         part = select_part(network, self.space, "head", "model.network")
@@ -145,7 +146,8 @@ class FedGH(FederatedAlgorithm):
         Their shape is [C, classes, 1 + K]; for regression [C, 1, 1 + K + T], as the one pair has
         the mean of the T values of the target as well.
         """
-        classes, labelled = self.classes or 1, self.classes is not None
+        classes = self.classes or 1
+        labelled = self.classes is not None
         sums, _ = class_sums(self.oracle, clients, v, classes, labelled=labelled)
         if not labelled:
             targets = v.new_zeros(len(clients), 1, self.head.out_features)

@@ -64,7 +64,8 @@ class FedNTD(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         require("distillation", distillation, distillation >= 0, "at least 0")
         require("temperature", temperature, temperature > 0, "positive")
-        self.distillation, self.temperature = distillation, temperature
+        self.distillation = distillation
+        self.temperature = temperature
 
     def check_setup(self) -> None:
         require_classes(self)

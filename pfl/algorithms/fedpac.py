@@ -89,7 +89,9 @@ class FedPAC(PartlyPersonal):
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("head_epochs", head_epochs, head_epochs >= 1, "at least 1")
         require("head_lr", head_lr, head_lr > 0, "positive")
-        self.penalty, self.head_epochs, self.head_lr = penalty, head_epochs, head_lr
+        self.penalty = penalty
+        self.head_epochs = head_epochs
+        self.head_lr = head_lr
         layer = linear_head(self)
         # For each class whether C_c is known, and its values.
         self.shape = layer.out_features, 1 + layer.in_features
@@ -194,7 +196,8 @@ def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
     """
     n = len(matrix)
     scale = max(float(matrix.diagonal().max()), np.finfo(float).tiny)
-    a, x = matrix / scale, np.zeros(n)
+    a = matrix / scale
+    x = np.zeros(n)
     x[a.diagonal().argmin()] = 1.0
     chosen = x > 0
     while True:
@@ -208,7 +211,8 @@ def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
             # The minimum on the set, whose values may be negative: A y = m, sum y = 1.
             size = int(chosen.sum())
             system = np.ones((size + 1, size + 1))
-            system[:size, :size], system[size, size] = a[np.ix_(chosen, chosen)], 0.0
+            system[:size, :size] = a[np.ix_(chosen, chosen)]
+            system[size, size] = 0.0
             y[chosen] = np.linalg.solve(system, np.eye(size + 1)[size])[:size]
             negative = chosen & (y <= 0)
             if not negative.any():
@@ -217,4 +221,5 @@ def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
             steps = x[negative] / (x[negative] - y[negative])
             x = np.maximum(x + steps.min() * (y - x), 0.0)
             leaves = negative.nonzero()[0][steps.argmin()]
-            x[leaves], chosen[leaves] = 0.0, False
+            x[leaves] = 0.0
+            chosen[leaves] = False

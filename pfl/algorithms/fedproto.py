@@ -71,7 +71,8 @@ class FedProto(FederatedAlgorithm):
             network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
         )
         require("penalty", penalty, penalty >= 0, "at least 0")
-        self.penalty, head = penalty, linear_head(self)
+        self.penalty = penalty
+        head = linear_head(self)
         self.add_client_state("w", self.first_model)
         # For each class whether the prototype is known, and its values.
         self.shape = head.out_features, 1 + head.in_features

@@ -86,8 +86,10 @@ class FedRoD(FederatedAlgorithm):
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        head, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
-        v, p = w.repeat(len(clients), 1), clients.state["head"].clone()
+        head = self.personal_part.nonzero()[:, 0]
+        lr = self.learning_rate(clients.round)
+        v = w.repeat(len(clients), 1)
+        p = clients.state["head"].clone()
         train, train_personal = (self.local_optimizer(x, lr) for x in (v, p))
         balanced = Objective(
             self._balanced_losses, own={"log_counts": self._log_counts(clients, w)}

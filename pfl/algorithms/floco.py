@@ -93,7 +93,9 @@ class Floco(FederatedAlgorithm):
         require("endpoints", endpoints, endpoints >= 1, "at least 1")
         require("projection_round", projection_round, projection_round >= 1, "at least 1")
         require("radius", radius, radius >= 0, "at least 0")
-        self.count, self.projection_round, self.radius = endpoints, projection_round, radius
+        self.count = endpoints
+        self.projection_round = projection_round
+        self.radius = radius
         part = select_part(network, self.space, simplex, "model.simplex")
         self.add_constant("personal_part", part)
         self.add_server_state("endpoints", self.global_model[part].repeat(endpoints, 1))
@@ -138,9 +140,11 @@ class Floco(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains u_i and θ_i,k at random points of the client's region."""
-        part, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
+        part = self.personal_part.nonzero()[:, 0]
+        lr = self.learning_rate(clients.round)
         received = clients.received["endpoints"]
-        v, heads = w.repeat(len(clients), 1), received.repeat(len(clients), 1)
+        v = w.repeat(len(clients), 1)
+        heads = received.repeat(len(clients), 1)
         train, train_heads = (self.local_optimizer(x, lr) for x in (v, heads))
         for step, batch in enumerate(clients.batches(self.local_schedule)):
             if step == 0:
@@ -223,7 +227,8 @@ def spread_on_simplex(points: np.ndarray) -> np.ndarray:
     first, second = np.triu_indices(len(points), 1)
     ranks = np.arange(1, points.shape[1] + 1)
     above = np.cumsum(np.sort(points, 1)[:, ::-1], 1)
-    best, least = np.full_like(points, 1 / points.shape[1]), np.inf
+    best = np.full_like(points, 1 / points.shape[1])
+    least = np.inf
     for z in np.linspace(1e-4, 1, 1000):
         # Held, Wolfe, Crowder 1974: the threshold is the largest of these means.
         threshold = ((above - z) / ranks).max(1, keepdims=True)
@@ -231,5 +236,6 @@ def spread_on_simplex(points: np.ndarray) -> np.ndarray:
         distances = np.linalg.norm(projected[first] - projected[second], axis=1)
         energy = np.mean(np.maximum(distances, 1e-4) ** -2.0)
         if energy < least:
-            best, least = projected, energy
+            best = projected
+            least = energy
     return best

@@ -77,7 +77,8 @@ class IFCA(FederatedAlgorithm):
             require("perturbation", None, differ, "a number, as the network's values are all alike")
         else:
             require("perturbation", perturbation, perturbation > 0, "positive")
-        self.clusters, self.perturbation = clusters, perturbation
+        self.clusters = clusters
+        self.perturbation = perturbation
         self.add_server_state("models", self.global_model.repeat(clusters, 1))
         self.add_server_state("statistics", self._first_statistics)
 

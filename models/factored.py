@@ -100,7 +100,9 @@ def factored(
         layer = network.get_submodule(path)
         rank = max(1, rank)
         if own == "weight" and _thinner(layer, rank):
-            part = None if sparse is None else sparse[name]
+            part = None
+            if sparse is not None:
+                part = sparse[name]
             replace_layer(result, path, _factored_layer(layer, rank, part))
     return result
 
@@ -144,12 +146,17 @@ def _thinner(layer: nn.Module, rank: int) -> bool:
 @torch.no_grad()
 def _factored_layer(layer: nn.Module, rank: int, sparse: Tensor | None) -> FactoredLayer:
     assert isinstance(layer, Factorable)
-    weight = layer.weight if sparse is None else layer.weight - sparse
+    weight = layer.weight
+    index = torch.zeros(0)
+    values = weight.new_zeros(0)
+    if sparse is not None:
+        weight = weight - sparse
+        index = sparse.flatten().nonzero().flatten()
+        values = sparse.flatten()[index]
     u, s, vh = torch.linalg.svd(_matrix(weight), full_matrices=False)
     root = s[:rank].sqrt()
     left = u[:, :rank] * root
     right = root[:, None] * vh[:rank]
-    index = torch.zeros(0) if sparse is None else sparse.flatten().nonzero().flatten()
     result = FactoredLayer(layer, rank, len(index))
     if isinstance(layer, nn.Conv2d):
         o, i, d1, d2 = layer.weight.shape
@@ -158,7 +165,6 @@ def _factored_layer(layer: nn.Module, rank: int, sparse: Tensor | None) -> Facto
     tensors = {"first.weight": right, "second.weight": left}
     if layer.bias is not None:
         tensors["second.bias"] = layer.bias
-    values = layer.weight.new_zeros(0) if sparse is None else sparse.flatten()[index]
     result.load_state_dict({**tensors, "index": index, "values": values})
     result.place_sparse_part()
     return result

@@ -90,7 +90,9 @@ class Pretrained(nn.Module):
                 raise ValueError(f"Pretrained.{key}: {value!r}; it must be {' or '.join(known)}")
         if sha256 is not None:
             weights = path / "model.safetensors"
-            found = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
+            found = None
+            if weights.is_file():
+                found = hashlib.sha256(weights.read_bytes()).hexdigest()
             if found != sha256:
                 raise ValueError(f"Pretrained.sha256: {sha256}, but {weights} has {found}")
         try:
@@ -114,8 +116,10 @@ class Pretrained(nn.Module):
         self.folder = str(path)
         self.outputs = num_classes
         self.vocabulary = config.vocab_size
-        kind: Any = hf.AutoModelForCausalLM if task == "causal" else hf.AutoModel
-        if task != "causal" and pooling == "own":
+        kind: Any = hf.AutoModel
+        if task == "causal":
+            kind = hf.AutoModelForCausalLM
+        elif pooling == "own":
             kind = hf.AutoModelForSequenceClassification
             config.num_labels = num_classes
         level = hf.logging.get_verbosity()

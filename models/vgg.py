@@ -36,7 +36,9 @@ class VGG11(Classifier):
         norm_groups: int = 2,
     ) -> None:
         known = "'group', 'batch' or 'none'"
-        normalize = None if norm == "none" else norm_maker("VGG11", norm, norm_groups, known)
+        normalize = None
+        if norm != "none":
+            normalize = norm_maker("VGG11", norm, norm_groups, known)
         body: OrderedDict[str, nn.Module] = OrderedDict()
         inputs = in_channels
         conv = 1

@@ -123,7 +123,9 @@ class FedGH(FederatedAlgorithm):
         if "body" in clients.state:
             clients.state["body"] = values_in(self.personal_part, v)
         prototypes = self._prototypes(clients, v)
-        pair = self.head.in_features + (1 if self.classes else self.head.out_features)
+        pair = self.head.in_features + 1
+        if self.classes is None:
+            pair = self.head.in_features + self.head.out_features
         # Pairs of classes that the client has not are not sent.
         nbytes = prototypes[..., 0].sum(1).long() * pair * w.element_size()
         return Message(prototypes.flatten(1), nbytes, reduce="rows")

@@ -226,8 +226,12 @@ class FedPD(FederatedAlgorithm):
         self, clients: Clients, x: Tensor, batch: Batch, counted: list[int] | None = None
     ) -> Tensor:
         loss, g = self.oracle.gradient(x, batch, clients.buffers)
-        self.log_loss("train", loss, batch.counts if counted is None else counted)
-        return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
+        if counted is None:
+            counted = batch.counts
+        self.log_loss("train", loss, counted)
+        if self.weight_decay:
+            g.add_(x, alpha=self.weight_decay)
+        return g
 
 
 def _copy_of(buffers: Tensor | None) -> Tensor | None:

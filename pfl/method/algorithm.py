@@ -172,7 +172,7 @@ class FederatedAlgorithm(Method):
         final = trainer.precision != "64-true" or self.space.vector.dtype == torch.float64
         precision = trainer.precision_plugin.forward_context
         probe = set_up.inspect_network(self, loop, device, precision, store=final)
-        self.begin_late_states()
+        self.make_late_states()
         self._make_stages()
         set_up.plan_chunks(self, loop, probe)
         if stage == "fit":
@@ -383,8 +383,7 @@ class FederatedAlgorithm(Method):
         """Refuses a checkpoint of another run; states are restored once the device is known."""
         self._loaded = checkpoint_.get("federated")
         checkpoint.check_body(self, self._loaded)
-        for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
-            setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
+        self.load_late_states(checkpoint_["state_dict"])
         if "run" in self.__dict__:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)

@@ -46,7 +46,14 @@ def test_apart_is_the_simulation_bit_for_bit(fit, tmp_path, parties, name, norma
         settings["buffers"] = "local"
     loop = participation(method)
     expected = make(name, settings, normalized)
-    fit(expected, small_world(), ROUNDS, evaluate=("test",), clients_at_once=1, **loop)
+    fit(
+        expected,
+        small_world(classes=method.classes),
+        ROUNDS,
+        evaluate=("test",),
+        clients_at_once=1,
+        **loop,
+    )
     run = dict(name=name, settings=settings, normalized=normalized, rounds=ROUNDS, loop=loop)
     parties.join(run)
     settings = dict(enable_checkpointing=False, precision="64-true")

@@ -89,10 +89,10 @@ for method in METHODS.values():
     # one and one. In the first round no client of the first process trains, in the last round none
     # of the second, and in the second round some processes have a chunk more than others. If the
     # method needs all clients, nobody trains in one round, and a second run has only one client.
-    algorithm = f"METHODS[{method.name!r}].make(small_network(), loss=HalfSquaredError(), **TRAIN)"
+    algorithm = f"METHODS[{method.name!r}].make(small_network(), **TRAIN)"
     trace = [range(4), [], range(4)] if method.everyone else [[1], range(4), [2]]
     loop = f"trace={[list(c) for c in trace]}, clients_at_once=1"
-    FITS[method.name] = (algorithm, "small_world()", loop)
+    FITS[method.name] = (algorithm, f"small_world(classes={method.classes})", loop)
     if method.everyone:
         FITS[f"{method.name}, one client"] = (algorithm, "small_world(clients=1)", "")
 
@@ -128,7 +128,6 @@ from pfl.aggregation.robust import Median, NormBound
 from pfl.algorithms import SCAFFOLD, Ditto, FedAvg, FedBuff, FedSLR, LocalTrain
 from pfl.rounds.clock import Clock
 from tests.algorithms.methods import METHODS, small_network, small_world
-from models import HalfSquaredError
 
 TRAIN = dict(lr=0.2, local_epochs=2, batch_size=2)
 root = sys.argv[1]

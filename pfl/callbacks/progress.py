@@ -16,6 +16,7 @@ from tqdm import tqdm
 from pfl.scores.names import MODELS, SPLITS, ScoreName
 
 MINUTE = 60.0  # seconds between two lines
+SECOND = 1.0  # between two looks at the clients of a round that takes longer
 
 
 class Ticker:
@@ -70,6 +71,14 @@ def time_left(begun: float, done: float, total: float) -> str:
     return f", about {minutes / 60:.0f} h left"
 
 
+def clients_text(pl_module: pl.LightningModule) -> str:
+    """Returns how many clients of the round that runs have trained: "12/100", or nothing."""
+    progress = getattr(pl_module, "progress", None)
+    if progress is None or not 0 < progress.trained < progress.to_train:
+        return ""
+    return f"{progress.trained}/{progress.to_train}"
+
+
 def scores_text(row: dict[str, Any], shown: dict[str, str]) -> None:
     """Adds to what is shown a round's training loss and accuracies, by their names."""
     if "train/loss" in row:
@@ -84,8 +93,9 @@ def scores_text(row: dict[str, Any], shown: dict[str, str]) -> None:
 class RoundProgress(ProgressBar):
     """Shows one line: rounds, time of a round, train loss, global and personalized accuracy.
 
-    On a terminal it is a bar. In redirected output, as of `nohup` and SLURM, and under CI, it is a
-    line on the standard error a minute; runs of less than a minute have none.
+    On a terminal it is a bar, which counts clients within rounds that take longer than a second. In
+    redirected output, as of `nohup` and SLURM, and under CI, it is a line on the standard error a
+    minute; runs of less than a minute have none.
 
     Example:
         >>> from pfl import Trainer
@@ -127,6 +137,15 @@ class RoundProgress(ProgressBar):
                 dynamic_ncols=True,
                 file=sys.stderr,
             )
+
+            def move() -> None:
+                bar = self._bar
+                clients = clients_text(pl_module)
+                if bar is not None and clients:
+                    bar.set_postfix({**self._shown, "clients": clients})
+
+            self._ticker = Ticker(move, SECOND)
+            self._ticker.start()
             return
         begun = time.monotonic()
         before = trainer.current_epoch
@@ -139,7 +158,10 @@ class RoundProgress(ProgressBar):
             if total is not None:
                 of_all = f" of {total}"
                 left = time_left(begun, rounds - before, total - before)
-            print(f"{rounds}{of_all} rounds{scores}{left}", file=sys.stderr, flush=True)
+            clients = clients_text(pl_module)
+            if clients:
+                clients = f", {clients} clients of the next one"
+            print(f"{rounds}{of_all} rounds{clients}{scores}{left}", file=sys.stderr, flush=True)
 
         self._ticker = Ticker(tell, MINUTE)
         self._ticker.start()
@@ -151,12 +173,12 @@ class RoundProgress(ProgressBar):
             self._bar.update()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
         if self._ticker is not None:
             self._ticker.stop()
             self._ticker = None
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         self.on_train_end(trainer, pl_module)  # so that the error starts on a line of its own

@@ -69,7 +69,10 @@ def run_round(
         download = stage.down(download)
 
     # The clients train. What they send and remember counts only if it arrives.
+    progress.trained = 0
+    progress.to_train = sum(map(len, cohort.chunks))
     for group in transport.train(method, cohort, download, totals.read):
+        progress.trained += len(group.clients.ids)
         down, up = progress.ledger.add(group.clients.ids, group.down, group.up)
         transport.settle(method, group)
         if group.parcel is None:

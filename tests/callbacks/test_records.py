@@ -195,6 +195,27 @@ def test_without_a_terminal_a_line_a_minute_says_how_far_the_run_is(tmp_path, mo
     assert [t for t in threading.enumerate() if t.name == "progress"] == []
 
 
+class SlowClients(FedAvg):
+    """Each client takes several of the seconds of this test."""
+
+    def client_update(self, clients, w):
+        time.sleep(0.05)
+        return super().client_update(clients, w)
+
+
+def test_a_bar_moves_within_a_long_round(tmp_path, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(progress, "SECOND", 0.01)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    method = SlowClients(MLP(64, [8]), engine="sequential")
+    fit(tmp_path, method, digits(), loop={"clients_at_once": 1}, enable_progress_bar=True)
+    total = method.num_clients
+    seen = {int(done) for done in re.findall(rf"clients=(\d+)/{total}\b", terminal.getvalue())}
+    assert seen & set(range(1, total)) and max(seen) < total
+
+
 def test_time_left_is_in_proportion_to_what_was_done(monkeypatch):
     """Ten of 40 rounds took ten minutes: 30 more take 30, and 400 of 410 take 400."""
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)

@@ -212,6 +212,7 @@ def set_up_stages(method: Method, stages: Sequence[Stage], context: RunContext) 
         context=context,
         size=method.space.size,
         cohort_size=method.cohort_size,
+        layers=method.space.layers,
         kept=list(method.states.messages),
         pooled=method.pooled,
         sends_first=method.sends_first,

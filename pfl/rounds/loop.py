@@ -31,6 +31,7 @@ from pfl.rounds.participation import Cost, Participation, Present, Sampling
 from pfl.scores.evaluation import Finetuning
 from pfl.scores.metrics import ClientMetrics
 from pfl.scores.neighbours import Neighbours
+from pfl.stages.stage import Stage
 
 Split = Literal["val", "test"]
 
@@ -118,7 +119,7 @@ class FederatedLoop(LightningDataModule):
         sample_privacy: SamplePrivacy | None = None,
         aggregation: Rule | None = None,
         attackers: Attackers | None = None,
-        stages: Sequence[Any] = (),
+        stages: Sequence[Stage] = (),
         clients_at_once: int | None = None,
         state_memory: float | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
@@ -288,7 +289,10 @@ class FederatedLoop(LightningDataModule):
     def describe(self) -> str:
         """Returns the protocol in words: that of the data, and who trains in a round."""
         who = self.participation.describe()
-        return f"{self.datamodule.describe()} Training: {who}; seed {self.seed}."
+        stages = ", ".join(stage.describe() for stage in self.stages)
+        if stages:
+            stages = f" Messages: {stages}."
+        return f"{self.datamodule.describe()} Training: {who}; seed {self.seed}.{stages}"
 
     # ---- who trains ---------------------------------------------------------------------------
 

@@ -150,6 +150,7 @@ class Compressor(Stage):
         """
         method = self._served.method
         free = [name for name, message in messages.items() if _is_free(message)]
+        read = [name for name in free if messages[name].values.any()]
         names = []
         for name in self.messages if messages else []:
             if name not in messages:
@@ -171,9 +172,9 @@ class Compressor(Stage):
                 )
             if name not in free:  # else nothing is sent in this round
                 names.append(name)
-        if free and len(free) < len(messages):
+        if read and len(free) < len(messages):
             raise ConfigError(
-                f"{self.key}: the message {free[0]!r} of {method} has no bytes, since the server "
+                f"{self.key}: the message {read[0]!r} of {method} has no bytes, since the server "
                 f"can compute it from the others, which compression changes; take another method"
             )
         return names

@@ -11,6 +11,7 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.parameters import Layer
 from pfl.stages.compressor import Compressor, Known, pack, unpack
+from pfl.stages.stage import Served
 
 __all__ = ["QSGD", "PowerSGD", "RandomK", "SignEF", "TopK"]
 
@@ -194,11 +195,11 @@ class PowerSGD(Compressor):
 
     def encode(self, x: Tensor, known: Known, start: Tensor | None = None) -> dict[str, Tensor]:
         draws = known.draws()
+        matrices = _matrices(self._served, self.rank, known)
         left = [x[:0]]
         right = [x[:0]]
-        rest = torch.ones_like(x, dtype=torch.bool)
         used = 0
-        for matrix in self._matrices(known):
+        for matrix in matrices:
             m = matrix.layer.to_matrix(x[matrix.span])
             q = x.new_zeros(matrix.columns * self.rank)
             if start is not None:
@@ -208,38 +209,22 @@ class PowerSGD(Compressor):
             basis = torch.linalg.qr(m @ q.view(matrix.columns, self.rank))[0]
             left.append(basis.flatten())
             right.append((m.T @ basis).flatten())
-            rest[matrix.span] = False
             used += len(q)
-        return {"left": torch.cat(left), "right": torch.cat(right), "rest": x[rest]}
+        rest = x[_outside(matrices, x)]
+        return {"left": torch.cat(left), "right": torch.cat(right), "rest": rest}
 
     def decode(self, parts: Mapping[str, Tensor], known: Known) -> Tensor:
+        matrices = _matrices(self._served, self.rank, known)
         update = parts["rest"].new_empty(known.size)
-        rest = torch.ones_like(update, dtype=torch.bool)
+        update[_outside(matrices, update)] = parts["rest"]
         left = parts["left"].view(-1, self.rank)
         right = parts["right"].view(-1, self.rank)
-        for matrix in self._matrices(known):
+        for matrix in matrices:
             product = left[: matrix.rows] @ right[: matrix.columns].T
             update[matrix.span] = matrix.layer.from_matrix(product)
-            rest[matrix.span] = False
             left = left[matrix.rows :]
             right = right[matrix.columns :]
-        update[rest] = parts["rest"]
         return update
-
-    def _matrices(self, known: Known) -> list[_Matrix]:
-        """Returns the matrices of an update whose factors are smaller; none if it is no model's."""
-        found = []
-        travels = torch.ones(known.size, dtype=torch.bool)
-        if known.mask is not None:
-            travels = known.mask.cpu()
-        for layer in self._served.layers if len(travels) == self._served.size else []:
-            shape = layer.matrix_shape
-            if shape is None or not travels[layer.span].all():
-                continue
-            if self.rank * sum(shape) < layer.size:
-                begin = int(travels[: layer.start].sum())
-                found.append(_Matrix(layer, slice(begin, begin + layer.size), *shape))
-        return found
 
 
 class _Matrix(NamedTuple):
@@ -249,6 +234,32 @@ class _Matrix(NamedTuple):
     span: slice
     rows: int
     columns: int
+
+
+def _matrices(served: Served, rank: int, known: Known) -> list[_Matrix]:
+    """Returns the matrices of an update whose factors are smaller; none if it is no model's."""
+    travels = torch.ones(known.size, dtype=torch.bool)
+    if known.mask is not None:
+        travels = known.mask.cpu()
+    if len(travels) != served.size:
+        return []
+    found = []
+    for layer in served.layers:
+        shape = layer.matrix_shape
+        if shape is None or not travels[layer.span].all():
+            continue
+        if rank * sum(shape) < layer.size:
+            begin = int(travels[: layer.start].sum())
+            found.append(_Matrix(layer, slice(begin, begin + layer.size), *shape))
+    return found
+
+
+def _outside(matrices: Sequence[_Matrix], x: Tensor) -> Tensor:
+    """Returns which of the values of an update [K] are in none of its matrices, bool [K]."""
+    rest = torch.ones_like(x, dtype=torch.bool)
+    for matrix in matrices:
+        rest[matrix.span] = False
+    return rest
 
 
 def _count(share: float, size: int) -> int:

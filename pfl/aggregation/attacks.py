@@ -31,7 +31,7 @@ class Attack:
 
         Args:
             message: The message.
-            rng: Draws that are a function of (seed, round, client).
+            rng: DrawKey that are a function of (seed, round, client).
         """
         return message
 

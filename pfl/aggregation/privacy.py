@@ -23,7 +23,7 @@ from pfl.aggregation.accountant import Accountant
 from pfl.aggregation.joined import Values, clipped_sums
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
-from pfl.randomness import Draws
+from pfl.randomness import DrawKey
 
 BELOW = "below"  # among the sums: how many clients' norms were below the clip
 
@@ -197,7 +197,7 @@ class PrivateMean:
     """
 
     def __init__(
-        self, privacy: Privacy, accountant: Accountant, draws: Draws, rounds: int | None
+        self, privacy: Privacy, accountant: Accountant, draws: DrawKey, rounds: int | None
     ) -> None:
         self.privacy = privacy
         self.accountant = accountant
@@ -217,8 +217,8 @@ class PrivateMean:
         self._next = 0
         self.count_noise = self._count_noise()
 
-    def draw_from(self, draws: Draws) -> None:
-        """Draws the noise of the rounds to come from another key."""
+    def draw_from(self, draws: DrawKey) -> None:
+        """DrawKey the noise of the rounds to come from another key."""
         self.draws = draws
         self._noise = []
         self._next = 0

@@ -113,7 +113,7 @@ class FedSpa(FederatedAlgorithm):
 
     def masks(self, clients: Clients) -> Tensor:
         """Returns the clients' masks, [C, P], 0 and 1."""
-        return unpacked(clients.state["mask"], self.space.size)
+        return bits_of(clients.state["mask"], self.space.size)
 
     def rate(self, round_index: int) -> float:
         """Returns a_t of a round (from 0)."""
@@ -224,7 +224,7 @@ def packed(mask: Tensor) -> Tensor:
     return bits @ (2.0 ** torch.arange(BITS, device=mask.device)).to(mask)
 
 
-def unpacked(numbers: Tensor, size: int) -> Tensor:
+def bits_of(numbers: Tensor, size: int) -> Tensor:
     """Returns the masks [C, size] that `packed` returned as numbers."""
     bits = numbers.to(torch.uint8)[:, :, None] >> torch.arange(BITS, device=numbers.device)
     return (bits & 1).flatten(1)[:, :size].to(numbers)

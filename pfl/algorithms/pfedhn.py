@@ -150,7 +150,7 @@ class pFedHN(FederatedAlgorithm):
         return None
 
     def begin_round(self, round_index: int) -> None:
-        """Draws φ and all v_i before the first round."""
+        """DrawKey φ and all v_i before the first round."""
         if round_index > 0:
             return
         draw = generator(self.seed, "hypernetwork")

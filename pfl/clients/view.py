@@ -19,7 +19,7 @@ from pfl.clients.schedule import LocalSchedule
 from pfl.datamodules.partitions.index_arrays import Ragged
 from pfl.datamodules.randomness import uniform
 from pfl.datamodules.samples.samples import Samples, TensorSamples, scaled
-from pfl.engines.batch import Batch, Origin, StepBlock, cast, rows_of
+from pfl.engines.batch import Batch, Origin, StepBlock, cast, some_rows
 from pfl.errors import ConfigError
 from pfl.randomness import fold, key
 
@@ -357,7 +357,7 @@ class Clients:
         state = {name: values[places] for name, values in self.state.items()}
         own = {name: self.received[name][places] for name in self.personal_messages}
         received = {**self.received, **own}
-        buffers = rows_of(self.buffers, places)
+        buffers = some_rows(self.buffers, places)
         return replace(self, ids=self.ids[rows], state=state, received=received, buffers=buffers)
 
     def steps_of(self, schedule: LocalSchedule) -> np.ndarray:
@@ -461,7 +461,7 @@ class Clients:
         """
         order = np.argsort(-self.data.sizes("train", self.ids), kind="stable")
         places = torch.from_numpy(order)
-        buffers = rows_of(self.buffers, places)
+        buffers = some_rows(self.buffers, places)
         sorted_ = Clients(self.ids[order], self.round, self.data, buffers=buffers, dtype=self.dtype)
         return sorted_, places
 

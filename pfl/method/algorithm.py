@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import Ledger, Message
+from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.local_step import OptimizerFactory, check_server_step
 from pfl.errors import ConfigError, require_one_of
@@ -32,7 +33,7 @@ from pfl.method.round import run_round
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.transport import Compared, Pooled, Simulation, Transport, chunks_of
 from pfl.randomness import Secret
-from pfl.rounds.context import Cohort, RunContext
+from pfl.rounds.cohort import Cohort
 from pfl.stages.mean import Stages
 from pfl.stages.private import GRADIENTS
 
@@ -132,7 +133,7 @@ class FederatedAlgorithm(Method):
         self.trainer = trainer
 
     def take_secret(self, secret: Secret) -> None:
-        """Draws noise and private cohorts from a key, such as that of a checkpoint."""
+        """DrawKey noise and private cohorts from a key, such as that of a checkpoint."""
         self.run.loop.take_secret(secret)
         if self.run.private is not None and not self.run.private.privacy.reproducible:
             self.run.private.draw_from(secret)
@@ -235,7 +236,7 @@ class FederatedAlgorithm(Method):
         self.run.loop.read_ahead_from(self.store)
         if self._loaded is not None:
             trainer = self.trainer
-            checkpoint.restore(self, self._loaded, trainer.global_rank, trainer.world_size)
+            checkpoint.restore_run(self, self._loaded, trainer.global_rank, trainer.world_size)
             secret = checkpoint.secret_of(self, self._loaded)
             if secret is not None:
                 self.take_secret(secret)

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from pfl.communication import by_name
+from pfl.context import RunContext
 from pfl.errors import Diverged
 from pfl.method.exchange import number_of_bytes
 from pfl.method.hooks import Method
 from pfl.method.round_totals import RoundTotals, not_finite
 from pfl.method.transport import Transport
-from pfl.rounds.context import Cohort, RunContext
+from pfl.rounds.cohort import Cohort
 from pfl.stages.mean import Stages
 from pfl.stages.stage import Messages
 

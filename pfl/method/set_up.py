@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
+from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.runner import Precision
@@ -22,7 +23,6 @@ from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
 from pfl.randomness import Secret
-from pfl.rounds.context import RunContext
 from pfl.rounds.loop import FederatedLoop
 from pfl.rounds.participation import Participation
 from pfl.stages.attackers import ChangedMessages
@@ -221,6 +221,7 @@ def set_up_stages(method: Method, stages: Sequence[Stage], context: RunContext) 
         context=context,
         size=method.space.size,
         cohort_size=method.cohort_size,
+        layers=method.space.layers,
         kept=list(method.states.messages),
         pooled=method.pooled,
         sends_first=method.sends_first,

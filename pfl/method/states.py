@@ -13,9 +13,9 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.communication import Message
+from pfl.context import RunContext
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
-from pfl.rounds.context import RunContext
 
 Initial: TypeAlias = Callable[[], Tensor] | Tensor | float
 """The first row of a state: the row, a function that returns it, or a number for P copies of it."""

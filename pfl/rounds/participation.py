@@ -21,7 +21,7 @@ from pfl.datamodules.errors import require
 from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
-from pfl.randomness import Draws, Seeded, key
+from pfl.randomness import DrawKey, Seeded, key
 from pfl.rounds.arrivals import Arrivals, Timetable
 from pfl.rounds.clock import Clock
 
@@ -130,7 +130,7 @@ class Participation:
         self.attackers = attackers
         self.datamodule = datamodule
         self.seed = seed
-        self.draws: Draws = Seeded(seed)
+        self.draws: DrawKey = Seeded(seed)
         self.clients_per_round = clients_per_round
         self.sampling = sampling
         samplings = get_args(Sampling)
@@ -348,7 +348,7 @@ class Participation:
 
     # ---- privacy ------------------------------------------------------------------------------
 
-    def draw_from(self, draws: Draws) -> None:
+    def draw_from(self, draws: DrawKey) -> None:
         """Has the cohorts of a private run drawn from a key; those of any other have the seed."""
         if self.privacy is not None and not self.privacy.reproducible:
             self.draws = draws

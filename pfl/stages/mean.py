@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pfl.errors import ConfigError
-from pfl.stages.stage import Messages, Place, Stage, in_order
+from pfl.stages.stage import Messages, Place, Stage, by_place
 
 NOT_FINITE = "not finite"
 """The name among the sums of how many clients' messages counted as zero."""
@@ -132,7 +132,7 @@ class Stages(list[Stage]):
     """
 
     def __init__(self, stages: Sequence[Stage], weighting: str) -> None:
-        super().__init__(in_order(stages))
+        super().__init__(by_place(stages))
         made = [stage for stage in self if isinstance(stage, Mean)]
         if len(made) > 1:
             one, other = made[:2]

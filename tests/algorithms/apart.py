@@ -26,6 +26,8 @@ from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import StateFiles, Worker
 from pfl.method import FederatedAlgorithm
 from pfl.method.party import Party
+from pfl.stages import compression
+from pfl.stages.stage import Stage
 from tests.algorithms.methods import (
     METHODS,
     differing,
@@ -41,6 +43,14 @@ def make(name: str, settings: dict[str, Any], normalized: bool) -> FederatedAlgo
     """The method of an entry, as the server and every client make it."""
     network = normalized_network() if normalized else small_network()
     return METHODS[name].make(network, engine="sequential", **settings)
+
+
+def stages(run: Mapping[str, Any]) -> list[Stage]:
+    """The stages of a run, as the server and every client make them."""
+    made = []
+    for name, arguments in run.get("stages", []):
+        made.append(getattr(compression, name)(**arguments))
+    return made
 
 
 def forget_samples(data: FederatedDataModule, but: int) -> FederatedDataModule:
@@ -68,7 +78,7 @@ def make_worker(client: int, folder: Path, run: Mapping[str, Any]) -> Worker:
     def build(classes: int | None) -> Party:
         data.classes = classes
         method = make(run["name"], run["settings"], run["normalized"])
-        loop = FederatedLoop(data, **run["loop"])
+        loop = FederatedLoop(data, stages=stages(run), **run["loop"])
         return Party(method, loop, client, run["rounds"], torch.float64)
 
     return Worker(client, dict(run), data.facts(sizes=True), build, folder)
@@ -153,7 +163,8 @@ def train_apart(
     """Trains as a server that reaches clients through a channel; the method and the server."""
     method = make(run["name"], run["settings"], run["normalized"])
     count = small_world().num_clients
-    loop = FederatedLoop(RemoteData(count), evaluate=evaluate, **run["loop"])  # type: ignore[arg-type]
+    own = {"evaluate": evaluate, "stages": stages(run)}
+    loop = FederatedLoop(RemoteData(count), **own, **run["loop"])  # type: ignore[arg-type]
     server = Server(Parties(channel, run, count, **parties))
     server.join(trainer, method, loop)
     trainer.fit(method, datamodule=loop, ckpt_path=ckpt_path)

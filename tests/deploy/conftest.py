@@ -94,9 +94,9 @@ class Federation:
         name: The method, in `METHODS`.
     """
 
-    def __init__(self, folder, name, *, faults=(), absent=(), **loop):
+    def __init__(self, folder, name, *, faults=(), absent=(), stages=None, **loop):
         self.folder = folder
-        self.what = dict(name=name, settings=dict(BATCHES), normalized=False)
+        self.what = dict(name=name, settings=dict(BATCHES), normalized=False, stages=stages or [])
         self.what |= dict(rounds=ROUNDS, loop=loop)
         self.channel = InProcess(folder, self.what, dict(faults), dict(absent))
 

@@ -82,6 +82,11 @@ FITS = {
         DIGITS,
         "clients_at_once=2, aggregation=NormBound(0.1), attackers=Attackers([0], SignFlip(9.0))",
     ),
+    "compression": (
+        "FedAvg(MLP(64, [6]))",
+        DIGITS,
+        "clients_per_round=4, clients_at_once=2, dropout=0.3, stages=[TopK(0.1)]",
+    ),
 }
 SPECIAL = list(FITS)
 for method in METHODS.values():
@@ -127,6 +132,7 @@ from pfl.aggregation.privacy import AdaptiveClip, Privacy, SamplePrivacy
 from pfl.aggregation.robust import Median, NormBound
 from pfl.algorithms import SCAFFOLD, Ditto, FedAvg, FedBuff, FedSLR, LocalTrain
 from pfl.rounds.clock import Clock
+from pfl.stages.compression import TopK
 from tests.algorithms.methods import METHODS, small_network, small_world
 
 TRAIN = dict(lr=0.2, local_epochs=2, batch_size=2)

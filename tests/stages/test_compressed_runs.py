@@ -44,11 +44,12 @@ NBYTES = {"TopK": 64 + 5, "RandomK": 64, "QSGD": 8 + 10, "SignEF": 8 + 4, "Power
 def train(tmp_path):
     """Trains a method on the small world."""
 
-    def train(stages, rounds=3, kind=FedAvg, network=None, arguments=(), **loop):
+    def train(stages, rounds=3, kind=FedAvg, network=None, arguments=(), classes=False, **loop):
         given = dict(loss=HalfSquaredError(), engine="sequential", **BATCHES)
         method = kind(network or small_network(), **(given | dict(arguments)))
         loop = {"evaluate": ("test",), "clients_at_once": 1} | loop
-        return run(method, small_world(), rounds, root=tmp_path, stages=stages, **loop)
+        data = small_world(classes=classes)
+        return run(method, data, rounds, root=tmp_path, stages=stages, **loop)
 
     return train
 
@@ -162,6 +163,7 @@ NAMED = {
     "FedNova": ["d", "norm"],
     "FedNova, proximal": ["d", "norm"],
     "FedProto": ["sums"],
+    "FedAS": ["moved", "trace"],
 }
 
 
@@ -169,11 +171,11 @@ def outcome(train, name):
     """Why a method is refused with TopK; the messages that are compressed if it is not."""
     entry = METHODS[name]
     messages = ["w"]
-    arguments = dict(entry.arguments)
+    given = {"arguments": {"loss": entry.loss, **entry.arguments}, "classes": entry.classes}
     while True:
         stage = TopK(0.5, messages)
         try:
-            train([stage], rounds=2, kind=entry.kind, arguments=arguments, evaluate=())
+            train([stage], rounds=2, kind=entry.kind, evaluate=(), **given)
             return messages
         except ConfigError as error:
             line = str(error)

@@ -24,6 +24,8 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl.cli import main
 from pfl.method import FederatedAlgorithm
+from pfl.method.checked import SIDES
+from pfl.method.hooks import Method
 from tests.commands import QUICKSTART, call, finish, table
 from tests.problems import run
 
@@ -44,7 +46,7 @@ METHODS = {
 
 
 def load(name: str, folder: Path, monkeypatch) -> ModuleType:
-    """A block of the pages for authors of methods, saved under its name in a folder and imported from there."""
+    """A block of the pages for authors of methods, saved in a folder and imported from there."""
     (folder / name).write_text(METHODS[name])
     forget(Path(name).stem, folder, monkeypatch)
     return importlib.import_module(Path(name).stem)
@@ -95,15 +97,14 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path):
 
 
 @pytest.mark.cli
-def test_the_comparison_of_add_a_method_has_both_methods(tmp_path, monkeypatch):
-    """With one seed and one round."""
+def test_the_comparison_of_add_a_method_has_both_methods(tmp_path):
+    """With one seed and one round, and in another process, as above."""
     text = (ROOT / "docs" / "add-a-method.md").read_text()
     (block,) = re.findall(r"```yaml\n# mine.yaml\n(.*?)```", text, re.S)
     (tmp_path / "mine.yaml").write_text(block.replace("seeds: 3", "seeds: 1"))
-    load("fedper.py", tmp_path, monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    status, out, err = call("compare", "mine.yaml", "--change", "trainer.max_epochs=1")
-    assert status == 0, err
+    (tmp_path / "fedper.py").write_text(METHODS["fedper.py"])
+    change = ("--change", "trainer.max_epochs=1")
+    finish("-m", "pfl", "compare", "mine.yaml", *change, cwd=tmp_path)
     rows = table(tmp_path / "runs/compare/mine/comparison.csv")
     assert [row["method"] for row in rows] == ["FedAvg", "mine"]
 
@@ -202,6 +203,13 @@ def test_the_reference_of_the_data_has_all_public_names():
     package = griffe.load("pfl", search_paths=[ROOT], extensions=extensions, submodules=True)
     assert set(package["datamodules"].exports) == set(datamodules.__all__)
     assert set(package["models"].exports) == set(models.__all__)
+
+
+def test_the_reference_of_methods_has_all_hooks():
+    page = (ROOT / "docs" / "reference" / "method.md").read_text()
+    assert "\n::: pfl.method.hooks.Method\n" in page
+    assert SIDES.keys() <= vars(Method).keys()
+    assert not vars(FederatedAlgorithm).keys() & SIDES.keys()
 
 
 def test_formulas_of_docstrings_are_typeset():

@@ -97,11 +97,12 @@ class LowRankOptimality(Callback):
                 shares.append(float((own & planted).sum() / (own | planted).sum()))
         penalty = pl_module.low_rank_penalty
         gap, rank = distance(w.view(d, d), gradient.view(d, d), float(penalty))
-        pl_module.row |= {
+        numbers = {
             "train/global/low_rank_gap": gap,
             "train/global/rank": rank,
             "train/personalized/support": float(np.mean(shares)),
         }
+        pl_module.row.update(numbers)
 
 
 def distance(w: Tensor, gradient: Tensor, penalty: float) -> tuple[float, int]:

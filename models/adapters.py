@@ -43,8 +43,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not models:
         return nn.functional.linear(x, weight, bias)
     y = x.reshape(len(models[0]), -1, x.shape[-1]) @ weight.mT
-    if bias is not None:
-        y = y + (bias[:, None] if bias.ndim == 2 else bias)
+    if bias is not None and bias.ndim == 2:
+        y = y + bias[:, None]
+    elif bias is not None:
+        y = y + bias
     return y.view(*x.shape[:-1], weight.shape[-2])
 
 
@@ -71,7 +73,9 @@ class AdaptedLayer(nn.Module):
         """
         like = self.base.weight
         dtype = like.dtype if like.dtype.itemsize >= 4 else torch.float32
-        bound = 0.0 if zero else 1 / math.sqrt(shape[-1])
+        bound = 1 / math.sqrt(shape[-1])
+        if zero:
+            bound = 0.0
         values = torch.empty(shape, dtype=dtype, device=like.device)
         return nn.Parameter(values.uniform_(-bound, bound))
 
@@ -117,21 +121,25 @@ class LoRALayer(AdaptedLayer):
         residual: bool,
     ) -> None:
         super().__init__(base)
-        self.shares = {"lora": 1.0} if pair is None else {"lora": pair, "own": 1 - pair}
+        self.shares = {"lora": 1.0}
+        if pair is not None:
+            self.shares = {"lora": pair, "own": 1 - pair}
         self.scale = alpha / rank
         for name in self.shares:
             setattr(self, f"{name}_A", self.new(rank, self.in_features))
             setattr(self, f"{name}_B", self.new(self.out_features, rank, zero=True))
             getattr(self, f"{name}_A").requires_grad = not freeze_a
-        zeros = self.new(self.out_features, self.in_features, zero=True) if residual else None
-        self.residual: nn.Parameter | None = zeros
+        self.residual: nn.Parameter | None = None
+        if residual:
+            self.residual = self.new(self.out_features, self.in_features, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)
         if self.residual is not None:
             y = y + linear(x.to(self.residual.dtype), self.residual).to(y.dtype)
         for name, share in self.shares.items():
-            a, b = getattr(self, f"{name}_A"), getattr(self, f"{name}_B")
+            a = getattr(self, f"{name}_A")
+            b = getattr(self, f"{name}_B")
             y = y + linear(linear(x.to(a.dtype), a) * (share * self.scale), b).to(y.dtype)
         return y
 
@@ -140,7 +148,8 @@ class LoRALayer(AdaptedLayer):
             share * self.scale * getattr(self, f"{name}_B") @ getattr(self, f"{name}_A")
             for name, share in self.shares.items()
         ]
-        parts += [] if self.residual is None else [self.residual]
+        if self.residual is not None:
+            parts.append(self.residual)
         total = torch.stack(parts).sum(0)
         return total.mT if self.transposed else total
 
@@ -199,7 +208,8 @@ class Trainable:
     def __init__(self, part: str = "all", head: bool = True) -> None:
         if part not in PARTS:
             raise ValueError(f"Trainable.part: {part!r}; it must be one of {', '.join(PARTS)}")
-        self.part, self.head = part, head
+        self.part = part
+        self.head = head
 
     def apply(self, network: nn.Module) -> None:
         """Freezes all of a network, in place, but what is trained.
@@ -260,11 +270,14 @@ class _Layers(Trainable):
         self, layers: Sequence[str] = ("*",), head: bool = True, last_blocks: int | None = None
     ) -> None:
         super().__init__("head", head)
-        self.layers = (layers,) if isinstance(layers, str) else layers
+        if isinstance(layers, str):
+            layers = (layers,)
+        self.layers = layers
         self.last_blocks = last_blocks
 
     def insert(self, network: nn.Module, head: str | None) -> None:
-        who, all_layers = type(self).__name__, list(self._candidates(network, head))
+        who = type(self).__name__
+        all_layers = list(self._candidates(network, head))
         known = sorted({name.rpartition(".")[2] for name, _ in all_layers})
         chosen: dict[str, nn.Module] = {}
         for pattern in self.layers:
@@ -350,7 +363,10 @@ class LoRA(_Layers):
             raise ValueError(f"LoRA.alpha: {alpha}; it must be positive and finite")
         if pair is not None and not 0 < pair < 1:
             raise ValueError(f"LoRA.pair: {pair}; it must be between 0 and 1")
-        self.rank, self.alpha, self.freeze_a, self.pair = rank, alpha, freeze_a, pair
+        self.rank = rank
+        self.alpha = alpha
+        self.freeze_a = freeze_a
+        self.pair = pair
         self.residual = False  # set by methods whose server moves the frozen weight
 
     def wrap(self, name: str, layer: nn.Module) -> LoRALayer:

@@ -49,7 +49,8 @@ class CNN(Classifier):
         if not 0 <= pools <= len(channels):
             raise ValueError(f"CNN.pools: {pools}; it must be 0 to {len(channels)}, or null")
         # With padding the size changes by pooling only, whatever the kernel size.
-        side, least = image_size >> pools, 2**pools
+        side = image_size >> pools
+        least = 2**pools
         if side < 1:
             raise ValueError(f"CNN.image_size: {image_size}; it must be at least {least}")
         body: OrderedDict[str, nn.Module] = OrderedDict()
@@ -88,7 +89,8 @@ class FedCLUPCNN(CNN):
         widths = {2: (32, 64), 3: (32, 64, 128), 5: (32, 64, 64, 128, 128)}
         if convolutions not in widths:
             raise ValueError(f"FedCLUPCNN.convolutions: {convolutions}; it must be 2, 3 or 5")
-        channels, pools = widths[convolutions], 3 if convolutions == 3 else 2
+        channels = widths[convolutions]
+        pools = 3 if convolutions == 3 else 2
         super().__init__(in_channels, num_classes, image_size, 3, 128, channels, pools)
 
 
@@ -162,13 +164,15 @@ class CelebACNN(Classifier):
     ) -> None:
         normalize = norm_maker("CelebACNN", norm, norm_groups)
         body: OrderedDict[str, nn.Module] = OrderedDict()
-        inputs, side = in_channels, image_size
+        inputs = in_channels
+        side = image_size
         for i in range(1, 5):
             body[f"conv{i}"] = nn.Conv2d(inputs, width, kernel_size=3, padding=1)
             body[f"norm{i}"] = normalize(width)
             body[f"pool{i}"] = nn.MaxPool2d(2, ceil_mode=True)
             body[f"relu{i}"] = nn.ReLU()
-            inputs, side = width, (side + 1) // 2
+            inputs = width
+            side = (side + 1) // 2
         body["flatten"] = nn.Flatten()
         super().__init__(nn.Sequential(body), nn.Linear(width * side * side, num_classes))
 

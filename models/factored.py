@@ -34,13 +34,17 @@ class FactoredLayer(nn.Module):
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int, nonzero: int = 0) -> None:
         super().__init__()
-        has_bias, like = layer.bias is not None, layer.weight.new_empty(0)
-        self.shape, self.nonzero = tuple(layer.weight.shape), nonzero
+        has_bias = layer.bias is not None
+        like = layer.weight.new_empty(0)
+        self.shape = tuple(layer.weight.shape)
+        self.nonzero = nonzero
         self.settings: tuple | None = None
         self.first: nn.Module
         self.second: nn.Module
         if isinstance(layer, nn.Conv2d):
-            (d1, d2), (s1, s2), (l1, l2) = layer.kernel_size, layer.stride, layer.dilation
+            d1, d2 = layer.kernel_size
+            s1, s2 = layer.stride
+            l1, l2 = layer.dilation
             p1, p2 = (int(p) for p in layer.padding)
             self.settings = (s1, s2), (p1, p2), (l1, l2)
             row = (1, d2), (1, s2), (0, p2), (1, l2)
@@ -93,9 +97,12 @@ def factored(
     result = copy.deepcopy(network)
     for name, rank in ranks.items():
         path, _, own = name.rpartition(".")
-        layer, rank = network.get_submodule(path), max(1, rank)
+        layer = network.get_submodule(path)
+        rank = max(1, rank)
         if own == "weight" and _thinner(layer, rank):
-            part = None if sparse is None else sparse[name]
+            part = None
+            if sparse is not None:
+                part = sparse[name]
             replace_layer(result, path, _factored_layer(layer, rank, part))
     return result
 
@@ -114,7 +121,8 @@ def load_factored(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Modul
     """
     ending = ".first.weight"
     for path in [name.removesuffix(ending) for name in tensors if name.endswith(ending)]:
-        rank, nonzero = len(tensors[path + ending]), len(tensors[f"{path}.index"])
+        rank = len(tensors[path + ending])
+        nonzero = len(tensors[f"{path}.index"])
         replace_layer(network, path, FactoredLayer(network.get_submodule(path), rank, nonzero))  # type: ignore[arg-type]
     network.load_state_dict(tensors)
     for module in network.modules():
@@ -138,11 +146,17 @@ def _thinner(layer: nn.Module, rank: int) -> bool:
 @torch.no_grad()
 def _factored_layer(layer: nn.Module, rank: int, sparse: Tensor | None) -> FactoredLayer:
     assert isinstance(layer, Factorable)
-    weight = layer.weight if sparse is None else layer.weight - sparse
+    weight = layer.weight
+    index = torch.zeros(0)
+    values = weight.new_zeros(0)
+    if sparse is not None:
+        weight = weight - sparse
+        index = sparse.flatten().nonzero().flatten()
+        values = sparse.flatten()[index]
     u, s, vh = torch.linalg.svd(_matrix(weight), full_matrices=False)
     root = s[:rank].sqrt()
-    left, right = u[:, :rank] * root, root[:, None] * vh[:rank]
-    index = torch.zeros(0) if sparse is None else sparse.flatten().nonzero().flatten()
+    left = u[:, :rank] * root
+    right = root[:, None] * vh[:rank]
     result = FactoredLayer(layer, rank, len(index))
     if isinstance(layer, nn.Conv2d):
         o, i, d1, d2 = layer.weight.shape
@@ -151,7 +165,6 @@ def _factored_layer(layer: nn.Module, rank: int, sparse: Tensor | None) -> Facto
     tensors = {"first.weight": right, "second.weight": left}
     if layer.bias is not None:
         tensors["second.bias"] = layer.bias
-    values = layer.weight.new_zeros(0) if sparse is None else sparse.flatten()[index]
     result.load_state_dict({**tensors, "index": index, "values": values})
     result.place_sparse_part()
     return result

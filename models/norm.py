@@ -38,7 +38,8 @@ def _group_norm(name: str, norm: Any, groups: int) -> nn.Module:
         )
     layer = nn.GroupNorm(groups, channels, norm.eps, norm.affine)
     if norm.affine:
-        layer.weight, layer.bias = norm.weight, norm.bias
+        layer.weight = norm.weight
+        layer.bias = norm.bias
     if isinstance(getattr(norm, "act", None), nn.Module):  # timm's layers of norm and activation
         return nn.Sequential(layer, getattr(norm, "drop", nn.Identity()), norm.act)
     return layer

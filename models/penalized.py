@@ -34,7 +34,8 @@ class PenalizedLogisticRegression(Classifier):
                 )
         super().__init__(nn.Flatten(), nn.Linear(in_features, 1, bias=False))
         nn.init.zeros_(self.head.weight)
-        self.alpha, self.beta = alpha, beta
+        self.alpha = alpha
+        self.beta = beta
 
     def forward(self, x: Tensor) -> Tensor:
         second = self.head(self.body(x))

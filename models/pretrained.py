@@ -90,7 +90,9 @@ class Pretrained(nn.Module):
                 raise ValueError(f"Pretrained.{key}: {value!r}; it must be {' or '.join(known)}")
         if sha256 is not None:
             weights = path / "model.safetensors"
-            found = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
+            found = None
+            if weights.is_file():
+                found = hashlib.sha256(weights.read_bytes()).hexdigest()
             if found != sha256:
                 raise ValueError(f"Pretrained.sha256: {sha256}, but {weights} has {found}")
         try:
@@ -108,12 +110,18 @@ class Pretrained(nn.Module):
         if padding_id is None:
             raise ValueError("Pretrained.padding_id: null; the configuration has none, give it")
         config.pad_token_id = padding_id
-        self.padding_id, self.task, self.pooling = padding_id, task, pooling
-        self.folder, self.outputs = str(path), num_classes
+        self.padding_id = padding_id
+        self.task = task
+        self.pooling = pooling
+        self.folder = str(path)
+        self.outputs = num_classes
         self.vocabulary = config.vocab_size
-        kind: Any = hf.AutoModelForCausalLM if task == "causal" else hf.AutoModel
-        if task != "causal" and pooling == "own":
-            kind, config.num_labels = hf.AutoModelForSequenceClassification, num_classes
+        kind: Any = hf.AutoModel
+        if task == "causal":
+            kind = hf.AutoModelForCausalLM
+        elif pooling == "own":
+            kind = hf.AutoModelForSequenceClassification
+            config.num_labels = num_classes
         level = hf.logging.get_verbosity()
         hf.logging.disable_progress_bar()
         hf.logging.set_verbosity_error()  # it warns of a new head, and of an unused old one
@@ -160,7 +168,8 @@ class Pretrained(nn.Module):
         length = 0
         if self.prompt is not None:
             embedded = self.model.get_input_embeddings()(tokens)
-            prompt, length = self.prompt.to(embedded.dtype), self.prompt.shape[-2]
+            prompt = self.prompt.to(embedded.dtype)
+            length = self.prompt.shape[-2]
             # With an axis more they are the prompts of C models, which have the rows in turn.
             rows = prompt.expand(len(tokens) // max(1, prompt[..., 0, 0].numel()), *prompt.shape)
             rows = rows.movedim(0, -3).reshape(len(tokens), *prompt.shape[-2:])

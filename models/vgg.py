@@ -36,9 +36,13 @@ class VGG11(Classifier):
         norm_groups: int = 2,
     ) -> None:
         known = "'group', 'batch' or 'none'"
-        normalize = None if norm == "none" else norm_maker("VGG11", norm, norm_groups, known)
+        normalize = None
+        if norm != "none":
+            normalize = norm_maker("VGG11", norm, norm_groups, known)
         body: OrderedDict[str, nn.Module] = OrderedDict()
-        inputs, conv, pool = in_channels, 1, 1
+        inputs = in_channels
+        conv = 1
+        pool = 1
         for outputs in _LAYERS:
             if outputs == 0:
                 body[f"pool{pool}"] = nn.MaxPool2d(2)
@@ -48,7 +52,8 @@ class VGG11(Classifier):
             if normalize is not None:
                 body[f"norm{conv}"] = normalize(outputs)
             body[f"relu{conv}"] = nn.ReLU()
-            inputs, conv = outputs, conv + 1
+            inputs = outputs
+            conv += 1
         body[f"pool{pool}"] = nn.AdaptiveAvgPool2d(1)  # no effect for 32x32 images
         body["flatten"] = nn.Flatten()
         super().__init__(nn.Sequential(body), nn.Linear(inputs, num_classes))

@@ -113,7 +113,8 @@ class AlexNet(TorchVision):
         super().__init__("alexnet", num_classes, in_channels, "batch", 2, small_images, options)
         if hidden != 4096:
             layers: Any = self.body.classifier
-            layers[1], layers[4] = nn.Linear(256 * 6 * 6, hidden), nn.Linear(hidden, hidden)
+            layers[1] = nn.Linear(256 * 6 * 6, hidden)
+            layers[4] = nn.Linear(hidden, hidden)
             self.head = nn.Linear(hidden, num_classes)
 
 
@@ -189,7 +190,9 @@ def _replace_stem(network: nn.Module, in_channels: int, small_images: bool) -> N
     stride: Any = old.stride
     padding: Any = old.padding
     if small_images:
-        kernel, stride, padding = (3, 3), (1, 1), (1, 1)
+        kernel = (3, 3)
+        stride = (1, 1)
+        padding = (1, 1)
         pools = (n for n, m in network.named_modules() if isinstance(m, nn.MaxPool2d))
         if old.stride == stride:
             raise ValueError(

@@ -32,6 +32,10 @@ class Message:
         reference: Public values [K] near which the messages of all clients lie, from which
             `loop.privacy` measures them; None: for the message "w" the one that the server has sent
             to everyone under that name, if its shape is the same, and otherwise zero.
+        mask: Which of the values are sent, bool [K], where server and clients both know it (see
+            `masked`); None: all, or whatever the number of bytes says.
+        payload: What travels in place of the values, from which the server computes them: tensors
+            [C, n] by name, whose bytes together are `nbytes`. None: the values themselves.
 
     Example:
         Two clients send a mean that the server weights uniformly, 4 bytes each:
@@ -46,6 +50,8 @@ class Message:
     weighting: Literal["samples", "uniform"] | None = None
     reduce: Literal["mean", "rows"] = "mean"
     reference: Tensor | None = None
+    mask: Tensor | None = None
+    payload: Mapping[str, Tensor] | None = None
 
 
 ToSend: TypeAlias = Message | Tensor | Mapping[str, Message | Tensor]
@@ -147,7 +153,7 @@ def masked(values: Tensor, mask: Tensor) -> Message:
         12
     """
     sent = torch.where(mask, values, values.new_zeros(()))
-    return Message(sent, int(mask.sum()) * values.element_size())
+    return Message(sent, int(mask.sum()) * values.element_size(), mask=mask)
 
 
 class Ledger:

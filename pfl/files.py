@@ -129,7 +129,7 @@ def read_records(path: Path) -> list[dict[str, str]]:
 
 
 def write_figure(path: Path, figure: Any) -> None:
-    """Draws a figure of matplotlib into a file as a whole; equal figures give equal files."""
+    """DrawKey a figure of matplotlib into a file as a whole; equal figures give equal files."""
     kind = path.suffix[1:]
     metadata = None
     if kind == "pdf":
@@ -150,7 +150,25 @@ def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]
     rows = max((len(column) for column in columns.values()), default=0)
     for begin in range(0, rows, CSV_ROWS):
         block = slice(begin, begin + CSV_ROWS)
-        yield csv_lines(zip(*(c[block].tolist() for c in columns.values()), strict=True))
+        yield _block_lines([column[block] for column in columns.values()])
+
+
+def _block_lines(columns: Sequence[np.ndarray]) -> bytes:
+    """Returns what `csv_lines` returns of these rows; faster by far if all of them are numbers."""
+    if not all(column.dtype.kind in "iuf" for column in columns):
+        return csv_lines(zip(*(column.tolist() for column in columns), strict=True))
+    words = [_number_words(column) for column in columns]
+    return "".join(f"{line}\r\n" for line in map(",".join, zip(*words, strict=True))).encode()
+
+
+def _number_words(column: np.ndarray) -> list[str]:
+    """Returns numbers as Python writes them; of small counts, each one is written once."""
+    if column.dtype.kind == "f":
+        return list(map(repr, column.tolist()))
+    if column.min(initial=0) >= 0 and column.max(initial=0) < CSV_ROWS:
+        counts = np.array([str(count) for count in range(column.max(initial=0) + 1)], object)
+        return counts[column].tolist()
+    return list(map(str, column.tolist()))
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:

@@ -67,11 +67,12 @@ def nuclear_norm_prox(space: ParameterSpace, w: Tensor, threshold: float) -> tup
     Returns:
         The models [..., P], and the ranks int64 [..., number of matrix layers].
     """
-    result, ranks = w.clone(), []
+    result = w.clone()
+    ranks = []
     for layer in space.matrices:
         matrix, rank = singular_value_threshold(layer.to_matrix(w[..., layer.span]), threshold)
         result[..., layer.span] = layer.from_matrix(matrix)
         ranks.append(rank)
-    shape = (*w.shape[:-1], 0)
-    stacked = torch.stack(ranks, -1) if ranks else w.new_zeros(shape, dtype=torch.int64)
-    return result, stacked
+    if not ranks:
+        return result, w.new_zeros((*w.shape[:-1], 0), dtype=torch.int64)
+    return result, torch.stack(ranks, -1)

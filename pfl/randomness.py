@@ -21,11 +21,11 @@ from torch import Tensor
 from pfl.datamodules.randomness import fold, generator
 from pfl.torchscript import scripted
 
-__all__ = ["Draws", "Secret", "Seeded", "fold", "generator", "isolated", "key", "permutations"]
+__all__ = ["DrawKey", "Secret", "Seeded", "fold", "generator", "isolated", "key", "permutations"]
 KEY_BYTES = 32
 
 
-class Draws(ABC):
+class DrawKey(ABC):
     """Where the draws of a purpose come from: a public seed, or a secret key."""
 
     @abstractmethod
@@ -37,8 +37,8 @@ class Draws(ABC):
         return int(self.generator(purpose).integers(2**63))
 
 
-class Seeded(Draws):
-    """Draws that are functions of a public seed: whoever knows it can repeat them.
+class Seeded(DrawKey):
+    """DrawKey that are functions of a public seed: whoever knows it can repeat them.
 
     Args:
         seed: The seed.
@@ -55,8 +55,8 @@ class Seeded(Draws):
         return self.seed
 
 
-class Secret(Draws):
-    """Draws that only the owner of a secret key can repeat: noise for privacy, private cohorts.
+class Secret(DrawKey):
+    """DrawKey that only the owner of a secret key can repeat: noise for privacy, private cohorts.
 
     Each purpose has a Philox generator of its own, whose key and counter are a keyed hash (BLAKE2b)
     of the purpose. What one of them draws tells nothing of another one, nor of the key.

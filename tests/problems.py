@@ -171,8 +171,8 @@ class History(pl.Callback):
 
     Attributes:
         rounds: A dict a round: `w` [P], `down` and `up` [M] (bytes so far), the algorithm's
-            server states and its client states [M, P] by name; `w_i` is the client state "w",
-            which has the global model's name.
+            server states (all values of a module in one row) and its client states [M, P] by name;
+            `w_i` is the client state "w", which has the global model's name.
     """
 
     def __init__(self, start: np.ndarray | None = None) -> None:
@@ -188,6 +188,9 @@ class History(pl.Callback):
         assert isinstance(pl_module, FederatedAlgorithm)
         everyone = np.arange(pl_module.store.num_clients)
         row = {name: _array(value) for name, value in pl_module.named_buffers(recurse=False)}
+        for name, module in pl_module.named_children():
+            if name in pl_module.server_states:
+                row[name] = _array(nn.utils.parameters_to_vector(module.parameters()))
         for name in pl_module.store.names:
             row["w_i" if name == "w" else name] = _array(pl_module.store.read(name, everyone))
         row["w"] = _array(pl_module.global_model)

@@ -123,6 +123,21 @@ def test_the_metric_of_add_a_metric_is_measured(tmp_path, monkeypatch):
 
 
 @pytest.mark.cli
+def test_the_stages_of_the_page_act(tmp_path, monkeypatch):
+    """Half of 64 16 + 16 + 16 10 + 10 values of 4 bytes up; the network of the quick start."""
+    (block,) = python_blocks("docs/stages.md")
+    (tmp_path / "mystages.py").write_text(block)
+    forget("mystages", tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    words = ["--trainer.max_epochs", "1", "--trainer.callbacks", "[]"]
+    words += ["--loop.stages", "[mystages.UpdateNorm, mystages.HalfPrecision]"]
+    status, _, err = call("fit", "--config", QUICKSTART, *words)
+    assert status == 0, err
+    (row,) = table(tmp_path / "runs/quickstart/metrics.csv")
+    assert 2 * float(row["comm/uplink_bytes"]) == float(row["comm/downlink_bytes"])
+    assert float(row["train/update_norm"]) > 0
+
+
 def test_the_loss_of_add_a_loss_trains(tmp_path, monkeypatch):
     """With focus 0 it is cross entropy; scores log 1 and log 3 mean probabilities 1/4 and 3/4."""
     (block,) = python_blocks("docs/add-a-loss.md")

@@ -8,8 +8,8 @@ import pytest
 from tests.sources import PACKAGES, ROOT, imports, sources
 
 # Each room may import from itself and from the rooms before it. "" are the modules in the root.
-PFL = ["", "engines", "clients", "distributed", "scores", "aggregation", "rounds"]
-PFL += ["stages", "method"]
+PFL = ["", "engines", "clients", "distributed", "scores", "aggregation", "stages"]
+PFL += ["rounds", "method"]
 PFL += [
     "algorithms",
     "report",

@@ -72,7 +72,8 @@ class Accountant:
 
     def rounds_within(self, epsilon: float, limit: int) -> int:
         """Returns the largest number of rounds, at most `limit`, whose ε is at most `epsilon`."""
-        low, high = 0, limit
+        low = 0
+        high = limit
         while low < high:
             middle = -(-(low + high) // 2)
             low, high = (middle, high) if self.epsilon(middle) <= epsilon else (low, middle - 1)
@@ -85,8 +86,10 @@ class Accountant:
         import dp_accounting as library
 
         relation = library.NeighboringRelation
-        gaussian, z = library.GaussianDpEvent, self.noise_multiplier
-        event, kind = gaussian(z), relation.ADD_OR_REMOVE_ONE
+        gaussian = library.GaussianDpEvent
+        z = self.noise_multiplier
+        event = gaussian(z)
+        kind = relation.ADD_OR_REMOVE_ONE
         if self.sampling == "bernoulli":
             event = library.PoissonSampledDpEvent(self.cohort / self.population, event)
         elif self.sampling == "uniform":
@@ -95,7 +98,8 @@ class Accountant:
             kind = relation.REPLACE_ONE
         accountant = rdp.RdpAccountant(neighboring_relation=kind)
         log = logging.getLogger("absl")
-        before, log.disabled = log.disabled, True  # it warns of each order that it leaves out
+        before = log.disabled
+        log.disabled = True  # it warns of each order that it leaves out
         accountant.compose(event)
         log.disabled = before
         return np.asarray(accountant.orders), np.asarray(accountant.rdp)
@@ -114,9 +118,11 @@ class Accountant:
         Raises:
             ConfigError: No noise multiplier below a million is enough.
         """
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         while replace(self, noise_multiplier=high).epsilon(rounds) > epsilon:
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
             if high > 1e6:
                 raise ConfigError(
                     f"loop.privacy.epsilon: {epsilon}; no noise reaches it in {rounds} rounds with "

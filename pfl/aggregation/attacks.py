@@ -31,7 +31,7 @@ class Attack:
 
         Args:
             message: The message.
-            rng: Draws that are a function of (seed, round, client).
+            rng: DrawKey that are a function of (seed, round, client).
         """
         return message
 
@@ -187,8 +187,11 @@ class Backdoor(Attack):
         check_whole("Backdoor.size", size)
         require("Backdoor.share", share, 0 < share <= 1, "above 0 and at most 1")
         require("Backdoor.factor", factor, factor >= 1, "at least 1")
-        self.target, self.size, self.value = target, size, value
-        self.share, self.factor = share, factor
+        self.target = target
+        self.size = size
+        self.value = value
+        self.share = share
+        self.factor = factor
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
         return self.factor * message

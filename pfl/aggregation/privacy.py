@@ -23,7 +23,7 @@ from pfl.aggregation.accountant import Accountant
 from pfl.aggregation.joined import Values, clipped_sums
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
-from pfl.randomness import Draws
+from pfl.randomness import DrawKey
 
 BELOW = "below"  # among the sums: how many clients' norms were below the clip
 LARGE_DELTA = 0.01
@@ -101,7 +101,9 @@ class Privacy:
                 f"{name}.bands: {self.bands}; noise over rounds needs a clip that stays"
             )
         require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
-        z, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
+        z = self.noise_multiplier
+        epsilon = self.epsilon
+        delta = self.delta
         require(f"{name}.noise_multiplier", z, z is None or 0 <= z < math.inf, "at least 0")
         require(f"{name}.epsilon", epsilon, epsilon is None or epsilon > 0, "above 0")
         require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
@@ -134,7 +136,9 @@ class SamplePrivacy:
     reproducible: bool = False
 
     def __post_init__(self) -> None:
-        name, z, delta = "loop.sample_privacy", self.noise_multiplier, self.delta
+        name = "loop.sample_privacy"
+        z = self.noise_multiplier
+        delta = self.delta
         require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
         require(f"{name}.noise_multiplier", z, 0 <= z < math.inf, "at least 0")
         require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
@@ -196,7 +200,7 @@ class PrivateMean:
     """
 
     def __init__(
-        self, privacy: Privacy, accountant: Accountant, draws: Draws, rounds: int | None
+        self, privacy: Privacy, accountant: Accountant, draws: DrawKey, rounds: int | None
     ) -> None:
         self.privacy = privacy
         self.accountant = accountant
@@ -216,8 +220,8 @@ class PrivateMean:
         self._next = 0
         self.count_noise = self._count_noise()
 
-    def draw_from(self, draws: Draws) -> None:
-        """Draws the noise of the rounds to come from another key."""
+    def draw_from(self, draws: DrawKey) -> None:
+        """DrawKey the noise of the rounds to come from another key."""
         self.draws = draws
         self._noise = []
         self._next = 0
@@ -229,7 +233,8 @@ class PrivateMean:
 
     def _count_noise(self) -> float:
         """Returns σ_b, the noise on the number of clients below the clip; 0 without `adaptive`."""
-        adaptive, z = self.privacy.adaptive, self.noise_multiplier
+        adaptive = self.privacy.adaptive
+        z = self.noise_multiplier
         if adaptive is None or z == 0:
             return 0.0
         noise = adaptive.count_noise
@@ -267,7 +272,8 @@ class PrivateMean:
         """
         rng = self.draws.generator("privacy", round_index)
         deviation = self.message_noise * self.clip
-        below, means = sums.pop(BELOW, None), {}
+        below = sums.pop(BELOW, None)
+        means = {}
         widths = [total.numel() for total in sums.values()]
         drawn = torch.from_numpy(self.noise(round_index, sum(widths), rng)).split(widths)
         for (name, total), noise in zip(sums.items(), drawn, strict=True):
@@ -289,7 +295,8 @@ class PrivateMean:
         if self.privacy.bands == 1:
             return rng.standard_normal(width)
         if self._next > round_index:
-            self._noise, self._next = [], 0
+            self._noise = []
+            self._next = 0
         for index in range(self._next, round_index + 1):
             own = rng if index == round_index else self.draws.generator("privacy", index)
             row = own.standard_normal(width)

@@ -101,7 +101,9 @@ class GeometricMedian(Rule):
         check_whole("GeometricMedian.steps", steps)
         require("GeometricMedian.smoothing", smoothing, smoothing > 0, "above 0")
         require("GeometricMedian.tolerance", tolerance, tolerance >= 0, "at least 0")
-        self.steps, self.smoothing, self.tolerance = steps, smoothing, tolerance
+        self.steps = steps
+        self.smoothing = smoothing
+        self.tolerance = tolerance
 
     def __call__(self, rows: Tensor) -> Tensor:
         point = Median()(rows)  # the mean could be beyond all numbers
@@ -109,7 +111,8 @@ class GeometricMedian(Rule):
         for _ in range(self.steps if scale else 0):
             distances = (rows - point).norm(dim=1).clamp_min(self.smoothing * scale)
             weights = distances.reciprocal()
-            before, point = point, (weights / weights.sum()) @ rows
+            before = point
+            point = (weights / weights.sum()) @ rows
             if float((point - before).norm()) <= self.tolerance * scale:
                 break
         return point
@@ -130,7 +133,8 @@ class Krum(Rule):
     def __init__(self, attackers: int, keep: int = 1) -> None:
         check_whole("Krum.attackers", attackers, 0)
         check_whole("Krum.keep", keep)
-        self.attackers, self.keep = attackers, keep
+        self.attackers = attackers
+        self.keep = keep
 
     def __call__(self, rows: Tensor) -> Tensor:
         self._require_clients(rows, max(2 * self.attackers + 3, self.keep), "2 f + 3 and m")
@@ -155,7 +159,8 @@ class Bulyan(Rule):
     def __call__(self, rows: Tensor) -> Tensor:
         f = self.attackers
         self._require_clients(rows, 4 * f + 3, "4 f + 3")
-        distances, left = squared_distances(rows), torch.arange(len(rows), device=rows.device)
+        distances = squared_distances(rows)
+        left = torch.arange(len(rows), device=rows.device)
         chosen = []
         for _ in range(len(rows) - 2 * f):
             best = int(krum_scores(distances[left][:, left], f).argmin())
@@ -219,7 +224,8 @@ class RobustMean:
     """
 
     def __init__(self, rule: Rule | None, attack: Attack | None) -> None:
-        self.rule, self.attack = rule, attack
+        self.rule = rule
+        self.attack = attack
         self.limit = rule.limit if rule is not None and attack is None else None
         self.not_finite = 0
 

@@ -59,24 +59,32 @@ class APFL(FederatedAlgorithm):
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         require("alpha", alpha, 0 <= alpha <= 1, "in [0, 1]")
         self.require_plain_steps()
-        self.alpha, self.adaptive = alpha, adaptive
-        self.add_client_state("v", lambda: self.global_model)
+        self.alpha = alpha
+        self.adaptive = adaptive
+        self.add_client_state("v", self.first_model)
         if adaptive:
-            self.add_client_state("alpha", lambda: self.global_model.new_full((1,), alpha))
+            self.add_client_state("alpha", self._first_alpha)
+
+    def _first_alpha(self) -> Tensor:
+        return self.global_model.new_full((1,), self.alpha)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        lr, decay = self.learning_rate(clients.round), self.weight_decay
-        shared, own = w.repeat(len(clients), 1), clients.state["v"].clone()
+        lr = self.learning_rate(clients.round)
+        decay = self.weight_decay
+        shared = w.repeat(len(clients), 1)
+        own = clients.state["v"].clone()
         alpha = self._alpha(clients).clone()
-        buffers, personal = clients.buffers, clients.personal.buffers
+        buffers = clients.buffers
+        personal = clients.personal.buffers
         plain = Step(lr, 1 - lr * decay)
         for step, batch in enumerate(clients.batches(self.local_schedule)):
             rows = slice(0, batch.clients)
             self.take_steps(shared, batch, plain, buffers, "train")
-            mixed, share = torch.lerp(shared, own, alpha), alpha[rows].clone()
+            mixed = torch.lerp(shared, own, alpha)
+            share = alpha[rows].clone()
             loss, g = self.oracle.gradient(mixed[rows], batch, personal)
             self.log_loss("personal", loss, batch.counts)
             g.add_(mixed[rows], alpha=decay)

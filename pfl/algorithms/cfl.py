@@ -36,7 +36,7 @@ class CFL(FederatedAlgorithm):
         weighting: The clients' weights in the means. "uniform": as in the authors' code.
 
     Attributes:
-        models: θ_c, one after the other, [most_clusters P].
+        models: θ_c, [most_clusters, P].
         cluster: The cluster of each client of `population`, [M].
 
     Note:
@@ -57,7 +57,7 @@ class CFL(FederatedAlgorithm):
         >>> from models import MLP
         >>> method = CFL(MLP(64, (8,)), most_clusters=4)
         >>> method.models.shape  # 4 models of 610 values
-        torch.Size([2440])
+        torch.Size([4, 610])
     """
 
     needs_all_clients = True  # else no cluster would be complete
@@ -84,10 +84,14 @@ class CFL(FederatedAlgorithm):
         require("mean_norm", mean_norm, mean_norm >= 0, "at least 0")
         require("largest_norm", largest_norm, largest_norm >= 0, "at least 0")
         require("most_clusters", most_clusters, most_clusters >= 1, "at least 1")
-        self.mean_norm, self.largest_norm = mean_norm, largest_norm
+        self.mean_norm = mean_norm
+        self.largest_norm = largest_norm
         self.most_clusters = most_clusters
-        self.add_server_state("models", self.global_model.repeat(most_clusters))
-        self.add_server_state("cluster", lambda: torch.zeros(self.num_clients))
+        self.add_server_state("models", self.global_model.repeat(most_clusters, 1))
+        self.add_server_state("cluster", self._one_cluster)
+
+    def _one_cluster(self) -> Tensor:
+        return torch.zeros(self.num_clients)
 
     def download(self) -> dict[str, Message]:
         return {}
@@ -97,7 +101,7 @@ class CFL(FederatedAlgorithm):
         by_id = np.zeros(len(self.client_sizes), np.int64)
         by_id[self.population] = self.cluster.cpu().numpy()
         self.log_table("clusters", client=ids, cluster=by_id[ids])
-        return self.models.view(self.most_clusters, -1)[torch.from_numpy(by_id[ids])]
+        return self.models[torch.from_numpy(by_id[ids])]
 
     evaluation_for = download_for
 
@@ -105,12 +109,15 @@ class CFL(FederatedAlgorithm):
         return {"update": dense(self.local_sgd(clients, w) - w, reduce="rows")}
 
     def server_update(self, received: dict[str, Tensor]) -> None:
-        updates, ids = received["update"], self.participant_ids
+        updates = received["update"]
+        ids = self.participant_ids
         weights = torch.from_numpy(self.client_sizes[ids]).to(updates)
         if self.weighting == "uniform":
             weights = weights.sign()
-        models, clusters = self.models.view(self.most_clusters, -1), int(self.cluster.max()) + 1
-        places, known = np.searchsorted(self.population, ids), self.cluster.cpu().numpy()
+        models = self.models
+        clusters = int(self.cluster.max()) + 1
+        places = np.searchsorted(self.population, ids)
+        known = self.cluster.cpu().numpy()
         for number in range(clusters):
             rows = np.flatnonzero(known[places] == number)
             complete = len(rows) == (known == number).sum()
@@ -159,12 +166,14 @@ def second_half(similarity: np.ndarray) -> np.ndarray:
     Returns:
         Whether a member is in the group that the first member is not in, bool [n].
     """
-    group, groups = np.arange(len(similarity)), len(similarity)
+    group = np.arange(len(similarity))
+    groups = len(similarity)
     first, other = np.triu_indices(groups, 1)
     for pair in np.argsort(-similarity[first, other], kind="stable"):
         if groups == 2:
             break
-        i, j = group[first[pair]], group[other[pair]]
+        i = group[first[pair]]
+        j = group[other[pair]]
         if i != j:
             group[group == j] = i
             groups -= 1

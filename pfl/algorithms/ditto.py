@@ -49,8 +49,9 @@ class Ditto(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
-        self.penalty, self.personal_epochs = penalty, personal_epochs
-        self.add_client_state("v", lambda: self.global_model)
+        self.penalty = penalty
+        self.personal_epochs = personal_epochs
+        self.add_client_state("v", self.first_model)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         return sizes * (self.epochs_of(sizes) + self.personal_epochs)

@@ -69,7 +69,8 @@ class FedACS(ModelMixtures):
             "quantile", quantile, quantile is None or 0 <= quantile <= 1, "from 0 to 1, or null"
         )
         require_one_of("candidates", candidates, "participants", "all")
-        self.quantile, self.candidates = quantile, candidates
+        self.quantile = quantile
+        self.candidates = candidates
 
     def first_upload(self, clients: Clients) -> Tensor:
         return clients.state["w"]
@@ -96,9 +97,9 @@ class FedACS(ModelMixtures):
         """Collects the models among which clients that never trained find partners."""
         if len(self.unseen_clients):
             seen = self.kept_ids("w")
-            last = self.cohort(self.rounds - 1) if self.rounds else seen
-            ids = seen if self.candidates == "all" else np.intersect1d(seen, last)
-            self._known = self.ask_clients(ids)
+            if self.candidates != "all" and self.rounds:
+                seen = np.intersect1d(seen, self.cohort(self.rounds - 1))
+            self._known = self.ask_clients(seen)
 
 
 def cosine(w: Tensor) -> Tensor:

@@ -108,9 +108,12 @@ class FedAgg(FederatedAlgorithm):
                     f"model.{key}: {kwargs[key]!r}; FedAgg sets a rate for each epoch, leave it out"
                 )
         self.balance = (1 - rate_penalty) / rate_penalty  # c
-        self.rate_penalty, self.max_rate = rate_penalty, max_rate
-        self.damping_steps, self.tolerance = damping_steps, tolerance
-        self.mean_field, self.dynamics = mean_field, dynamics
+        self.rate_penalty = rate_penalty
+        self.max_rate = max_rate
+        self.damping_steps = damping_steps
+        self.tolerance = tolerance
+        self.mean_field = mean_field
+        self.dynamics = dynamics
         zeros = torch.zeros(local_epochs, self.space.size).to(self.global_model)
         self.add_server_state("gradients", zeros)  # φ1
         if mean_field == "fixed_point":
@@ -156,7 +159,8 @@ class FedAgg(FederatedAlgorithm):
 
     def _rates(self, phi: Tensor, gram: Tensor, drift: Tensor, moved: Tensor, epoch: int) -> Tensor:
         """Returns η_epoch of clients whose models are w_0 + moved, [C]."""
-        M, c = self._interaction(gram, epoch), self.balance
+        M = self._interaction(gram, epoch)
+        c = self.balance
         along = (moved @ phi[epoch:].T).double()
         remaining = torch.arange(self.local_epochs - epoch, 0, -1, device=M.device)
         b = along * remaining - drift[epoch:]
@@ -164,9 +168,12 @@ class FedAgg(FederatedAlgorithm):
         return rates.clamp(0, self.max_rate).to(moved)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        C, L, P = len(clients), self.local_epochs, self.space.size
+        C = len(clients)
+        L = self.local_epochs
+        P = self.space.size
         v = w.repeat(C, 1)
-        gradients, path = v.new_zeros(C, L, P), []
+        gradients = v.new_zeros(C, L, P)
+        path = []
         rates = v.new_full((C, L), self.learning_rate(clients.round))
         measured = "gradients" in clients.received
         phi = self._term(clients, "gradients") if measured else v.new_zeros(L, P)

@@ -89,14 +89,24 @@ class FedALA(FederatedAlgorithm):
         require("threshold", threshold, threshold > 0, "positive")
         require("window", window, window >= 2, "at least 2")
         require("most_passes", most_passes, most_passes >= 1, "at least 1")
-        self.share, self.weight_lr, self.threshold = share, weight_lr, threshold
-        self.window, self.most_passes = window, most_passes
+        self.share = share
+        self.weight_lr = weight_lr
+        self.threshold = threshold
+        self.window = window
+        self.most_passes = most_passes
         self.add_constant("personal_part", part)
-        self.add_client_state("own", lambda: self.global_model[self.personal_part])
-        self.add_client_state(
-            "weights", lambda: torch.ones_like(self.global_model[self.personal_part])
-        )
-        self.add_client_state("learned", lambda: self.global_model.new_zeros(1))
+        self.add_client_state("own", self._first_layers)
+        self.add_client_state("weights", self._first_weights)
+        self.add_client_state("learned", self._not_learned)
+
+    def _first_layers(self) -> Tensor:
+        return self.global_model[self.personal_part]
+
+    def _first_weights(self) -> Tensor:
+        return torch.ones_like(self._first_layers())
+
+    def _not_learned(self) -> Tensor:
+        return self.global_model.new_zeros(1)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         return super().cost(sizes) + self.share * sizes
@@ -126,11 +136,13 @@ class FedALA(FederatedAlgorithm):
         counts = np.ceil(np.round(self.share * clients.steps_of(schedule), 9))
         batches = torch.from_numpy(counts).to(w)  # of the share, [C]
         buffers = None if clients.buffers is None else clients.buffers.clone()
-        weights, before = clients.state["weights"], clients.state["learned"][:, 0] > 0
+        weights = clients.state["weights"]
+        before = clients.state["learned"][:, 0] > 0
         layers = self.personal_part.nonzero()[:, 0]
         away = w[layers] - clients.state["own"]
         learns = away.any(1) & (batches > 0)
-        active, losses = learns, list[Tensor]()
+        active = learns
+        losses = list[Tensor]()
         for _ in range(self.most_passes):
             if not active.any():
                 break
@@ -139,7 +151,8 @@ class FedALA(FederatedAlgorithm):
                 moves = active & (batches > step)
                 if not moves.any():
                     break
-                rows, at = slice(0, batch.clients), self._mixed(clients, w, weights, layers)
+                rows = slice(0, batch.clients)
+                at = self._mixed(clients, w, weights, layers)
                 used = np.where(moves[rows].cpu(), batch.counts, 0).tolist()
                 loss, g = self.oracle.gradient(at, batch, buffers, counted=used)
                 new = weights - self.weight_lr * values_in(layers, g) * away

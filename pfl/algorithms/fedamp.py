@@ -64,8 +64,11 @@ class FedAMP(ModelMixtures):
         require("decay_rounds", decay_rounds, decay_rounds >= 1, "at least 1")
         require("sigma", sigma, sigma > 0, "positive")
         require("penalty", penalty, penalty >= 0, "at least 0")
-        self.alpha, self.alpha_decay, self.decay_rounds = alpha, alpha_decay, decay_rounds
-        self.sigma, self.penalty = sigma, penalty
+        self.alpha = alpha
+        self.alpha_decay = alpha_decay
+        self.decay_rounds = decay_rounds
+        self.sigma = sigma
+        self.penalty = penalty
 
     def check_setup(self) -> None:
         """Refuses negative weights, and proximal terms that make local steps diverge."""
@@ -92,7 +95,7 @@ class FedAMP(ModelMixtures):
 
     def weights(self, models: Tensor, alpha: float) -> Tensor:
         """Returns ξ of models [n, P], float64 [n, n]; its rows sum to one."""
-        xi = alpha / self.sigma * torch.exp(-squared_distances(models) / self.sigma)
+        xi = alpha / self.sigma * torch.exp(-model_distances(models) / self.sigma)
         xi.fill_diagonal_(0.0)
         return xi + torch.diag(1 - xi.sum(1))
 
@@ -168,11 +171,11 @@ class HeurFedAMP(FedAMP):
         return xi.fill_diagonal_(own)
 
 
-def squared_distances(models: Tensor) -> Tensor:
+def model_distances(models: Tensor) -> Tensor:
     """Returns |w_i - w_j|^2 of all pairs of models [n, P], float64 [n, n].
 
     The inner products are taken of differences from the mean model, so that little cancels where
-    models are similar.
+    models are similar. It is one product of matrices; robust rules take each difference itself.
     """
     products = inner_products(models - models.mean(0))
     squares = products.diagonal()

@@ -25,9 +25,9 @@ from pfl.method import (
     distance_to_means,
     linear_head,
     masked,
-    number_of_classes,
     replace_values_in,
     require,
+    require_classes,
     values_in,
 )
 
@@ -43,7 +43,7 @@ class FedAS(PartlyPersonal):
     (u_i, h_i) <- (u_i, h_i) - η g_i(u_i, h_i), local steps;
     t_i = sum over the client's mini-batches of |g_i(u_i, h_i)|², an estimate of the trace of the
     Fisher information;
-    u <- sum_S t_i u_i / sum_S t_i.
+    u <- u + sum_S t_i (u_i - u) / sum_S t_i, the mean of the u_i with the weights t_i.
 
     Evaluated: (u_i, h_i) after the client's last round. Shared: u; personal: h_i and the last u_i.
     Cost: the body down, the body and t_i up; `alignment_epochs` epochs of gradients of the body,
@@ -60,8 +60,8 @@ class FedAS(PartlyPersonal):
         The print was not at hand: the method is written from the authors' public code. There the
         classes of a mini-batch weigh the same; here the classes of all the client's samples do, so
         that both agree where a mini-batch has all samples. There alignment has mini-batches of 16,
-        plain steps and no weight decay, and t_i is taken in evaluation mode. For regression, which
-        the paper does not have, all samples are of one class.
+        plain steps and no weight decay, and t_i is taken in evaluation mode. A sample has
+        one class; regression and several labels are refused.
 
     Example:
         >>> from models import MLP
@@ -83,33 +83,35 @@ class FedAS(PartlyPersonal):
         super().__init__(network, personal=personal, weighting="uniform", buffers="local", **kwargs)
         require("alignment_lr", alignment_lr, alignment_lr > 0, "positive")
         require("alignment_epochs", alignment_epochs, alignment_epochs >= 1, "at least 1")
-        self.alignment_lr, self.alignment_epochs = alignment_lr, alignment_epochs
+        self.alignment_lr = alignment_lr
+        self.alignment_epochs = alignment_epochs
         self.classes = linear_head(self).out_features
-        self.add_client_state("body", lambda: self.global_model[~self.personal_part])
+        self.add_client_state("body", self._first_body)
+
+    def _first_body(self) -> Tensor:
+        return self.global_model[~self.personal_part]
 
     def check_setup(self) -> None:
-        """Finds whether the samples have classes, and refuses samples with several labels."""
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], with alignment and t_i."""
         return super().cost(sizes) + (self.alignment_epochs + 1) * sizes
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Aligns u, trains (u_i, h_i), keeps it, and sends u_i with t_i."""
+        """Aligns u, trains (u_i, h_i), keeps it, and sends t_i (u_i - u) with t_i."""
         start = super().personalized(clients)
         v = self.local_sgd(clients, self._aligned(clients, start, self.personalized(clients)))
         clients.state["body"] = values_in(~self.personal_part, v)
         clients.state["head"] = values_in(self.personal_part, v)
         trace = self._trace(clients, v)
-        body = masked(trace * v, ~self.personal_part)
-        return {"w": body, "trace": Message(trace, trace.element_size())}
+        moved = masked(trace * (v - w), ~self.personal_part)
+        return {"moved": moved, "trace": Message(trace, trace.element_size())}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Replaces u by the weighted mean; it stays where no client has a gradient."""
+        """Moves u to the weighted mean; it stays where no client has a gradient."""
         if mean["trace"] > 0:
-            body = mean["w"] / mean["trace"]
-            self.global_model.copy_(torch.where(self.personal_part, self.global_model, body))
+            self.global_model.add_(mean["moved"] / mean["trace"])
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns (u_i, h_i)."""
@@ -123,7 +125,7 @@ class FedAS(PartlyPersonal):
 
     def _aligned(self, clients: Clients, v: Tensor, own: Tensor) -> Tensor:
         """Returns models v [C, P] whose bodies are moved to the features of the clients' own."""
-        sums, _ = class_sums(self.oracle, clients, own, self.classes, labelled=self.has_classes)
+        sums, _ = class_sums(self.oracle, clients, own, self.classes)
         counts = sums[..., :1]
         means = torch.cat([counts.sign(), sums[..., 1:] / counts.clamp_min(1)], 2)
         weights = counts.sum(1, keepdim=True) / counts.clamp_min(1)
@@ -142,9 +144,8 @@ class FedAS(PartlyPersonal):
         self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns n_i / n_i,c 1/K |z - C_i,c|² of each sample, [n]."""
-        classes = samples.targets if self.has_classes else None
-        weights = own["weights"][:1] if classes is None else own["weights"][classes]
-        return weights * distance_to_means(own["means"], features, classes)
+        classes = samples.targets
+        return own["weights"][classes] * distance_to_means(own["means"], features, classes)
 
     def _trace(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns t_i, [C, 1]."""

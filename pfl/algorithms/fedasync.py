@@ -63,8 +63,12 @@ class FedAsync(Buffered):
         for name, value in {"exponent": exponent, "slope": slope, "delay": delay}.items():
             require(name, value, value >= 0, "at least 0")
         require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
-        self.mixing, self.kind, self.proximal_weight = mixing, staleness, proximal_weight
-        self.exponent, self.slope, self.delay = exponent, slope, delay
+        self.mixing = mixing
+        self.kind = staleness
+        self.proximal_weight = proximal_weight
+        self.exponent = exponent
+        self.slope = slope
+        self.delay = delay
 
     def trust(self, staleness: Tensor) -> Tensor:
         """Returns s(τ) of the staleness τ of some messages, [n]."""

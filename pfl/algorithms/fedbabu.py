@@ -71,7 +71,8 @@ class FedBABU(FederatedAlgorithm):
         require_one_of("finetune_part", finetune_part, "body", "head", "full")
         part = select_part(network, self.space, head, "model.head")
         require_part("head", head, part)
-        self.finetune_epochs, self.finetune_part = finetune_epochs, finetune_part
+        self.finetune_epochs = finetune_epochs
+        self.finetune_part = finetune_part
         self.add_constant("head", part)
 
     def download(self) -> Message:
@@ -90,5 +91,6 @@ class FedBABU(FederatedAlgorithm):
 
     def personalized(self, clients: Clients) -> Tensor:
         parts = {"body": ~self.head, "head": self.head, "full": None}
-        part, epochs = parts[self.finetune_part], self.finetune_epochs
+        part = parts[self.finetune_part]
+        epochs = self.finetune_epochs
         return self.adapt(clients, clients.received["w"], epochs=epochs, part=part)

@@ -118,18 +118,24 @@ class FedCLUP(FederatedAlgorithm):
         require("growth", growth, growth > 1, "above 1")
         require("patience", patience, patience >= 1, "at least 1")
         require("tolerance", tolerance, tolerance >= 0, "at least 0")
-        self.penalty, self.penalty_schedule = penalty, penalty_schedule
-        self.server_step, self.local_step = server_step, local_step
-        self.smoothness, self.strong_convexity = smoothness, strong_convexity
-        self.heterogeneity, self.noise = heterogeneity, noise
-        self.growth, self.patience, self.tolerance = growth, patience, tolerance
+        self.penalty = penalty
+        self.penalty_schedule = penalty_schedule
+        self.server_step = server_step
+        self.local_step = local_step
+        self.smoothness = smoothness
+        self.strong_convexity = strong_convexity
+        self.heterogeneity = heterogeneity
+        self.noise = noise
+        self.growth = growth
+        self.patience = patience
+        self.tolerance = tolerance
         require("max_penalty", max_penalty, True, "at least the first penalty")
         self.max_penalty = math.inf if max_penalty is None else max_penalty
         if not isinstance(penalty, str):
             self._check_limit(penalty)
-        self.add_client_state("w", lambda: self.global_model)
+        self.add_client_state("w", self.first_model)
         if penalty_schedule == "authors_code":
-            self.keep_messages("last", lambda: self.global_model)
+            self.keep_messages("last", self.first_model)
         start = math.nan if isinstance(penalty, str) else float(penalty)
         self.add_server_state("lam", torch.tensor(start, dtype=torch.float64))
         # The loss at the plateau rule's last look, and the round of that look; 0: no look yet.
@@ -156,7 +162,8 @@ class FedCLUP(FederatedAlgorithm):
         return {"w": self.global_model, "penalty": header(self.lam)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
-        own, penalty = clients.state["w"], float(clients.received["penalty"])
+        own = clients.state["w"]
+        penalty = float(clients.received["penalty"])
         lr = self._rate(clients.round, penalty)
         w_i = self.local_sgd(clients, own, prox_weight=penalty, prox_center=w, lr=lr)
         if penalty > 0:
@@ -207,7 +214,8 @@ class FedCLUP(FederatedAlgorithm):
 
     def _check_limit(self, penalty: float) -> None:
         if self.max_penalty != math.inf:  # null
-            limit, valid = self.max_penalty, self.max_penalty >= penalty
+            limit = self.max_penalty
+            valid = self.max_penalty >= penalty
             require("max_penalty", limit, valid, f"at least the first penalty, {penalty:g}")
 
     def _constant(self, name: str, reason: str = "") -> float:
@@ -222,7 +230,9 @@ class FedCLUP(FederatedAlgorithm):
         """Returns λ of Corollary 1: the lower bound for similar clients, else the upper bound."""
         L, mu, R = (self._constant(name, "penalty: corollary1") for name in CONSTANTS)
         sizes = self.client_sizes[self.population]
-        n, total, noise = float(sizes.mean()), float(sizes.sum()), self.noise**2
+        n = float(sizes.mean())
+        total = float(sizes.sum())
+        noise = self.noise**2
         if n * R**2 > 1:
             return noise / (n * mu * R**2)
         kappa = L / mu

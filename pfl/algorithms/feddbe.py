@@ -75,8 +75,10 @@ class FedDBE(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("momentum", momentum, 0 < momentum <= 1, "in (0, 1]")
-        self.penalty, self.momentum = penalty, momentum
-        self.width, head = linear_head(self).in_features, head_name(network)
+        self.penalty = penalty
+        self.momentum = momentum
+        self.width = linear_head(self).in_features
+        head = head_name(network)
         names = [f"{head}.{name}".lstrip(".") for name in ("weight", "bias")]
         spans = {layer.name: layer.span for layer in self.space.layers}
         if not spans.keys() >= set(names):
@@ -85,18 +87,24 @@ class FedDBE(FederatedAlgorithm):
                 "trained; FedDBE adds a client's own vector to the head's inputs"
             )
         self.weight_span, self.bias_span = (spans[name] for name in names)
-        self.add_client_state("memory", lambda: self.global_model.new_zeros(self.width))
+        self.add_client_state("memory", self._no_memory)
         # Whether r is known, 0 or 1, and its K values.
         self.add_server_state("mean", self.global_model.new_zeros(1 + self.width))
+
+    def _no_memory(self) -> Tensor:
+        return self.global_model.new_zeros(self.width)
 
     def download(self) -> dict[str, Tensor | Message]:
         nbytes = int(self.mean[0]) * self.mean[1:].nbytes
         return {"w": self.global_model, "mean": Message(self.mean, nbytes)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
-        known, common = clients.received["mean"][0], clients.received["mean"][1:]
-        lr, strength = self.learning_rate(clients.round), known * self.penalty / self.width
-        v, m = w.repeat(len(clients), 1), clients.state["memory"].clone()
+        known = clients.received["mean"][0]
+        common = clients.received["mean"][1:]
+        lr = self.learning_rate(clients.round)
+        strength = known * self.penalty / self.width
+        v = w.repeat(len(clients), 1)
+        m = clients.state["memory"].clone()
         train, train_memory = (self.local_optimizer(x, lr) for x in (v, m))
         running = torch.zeros_like(m)
         for batch in clients.batches(self.local_schedule):
@@ -122,7 +130,8 @@ class FedDBE(FederatedAlgorithm):
     def server_update(self, mean: dict[str, Tensor]) -> None:
         super().server_update(mean)
         if not self.mean[0] and mean["mean"].any():  # zeros come from clients without samples
-            self.mean[0], self.mean[1:] = 1, mean["mean"]
+            self.mean[0] = 1
+            self.mean[1:] = mean["mean"]
 
     def personalized(self, clients: Clients) -> Tensor:
         w = clients.received["w"].expand(len(clients), -1)

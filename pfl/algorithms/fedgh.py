@@ -88,7 +88,8 @@ class FedGH(FederatedAlgorithm):
         require("server_epochs", server_epochs, server_epochs >= 1, "at least 1")
         whole = server_batch_size is None or server_batch_size >= 1
         require("server_batch_size", server_batch_size, whole, "at least 1, or null")
-        self.server_lr, self.server_epochs = server_lr, server_epochs
+        self.server_lr = server_lr
+        self.server_epochs = server_epochs
         self.server_batch_size = server_batch_size
         linear_head(self)  # refuses any other layer
         part = select_part(network, self.space, "head", "model.network")
@@ -96,7 +97,10 @@ class FedGH(FederatedAlgorithm):
             raise ConfigError("model.network: the head is frozen; FedGH trains it")
         self.add_constant("personal_part", ~part)
         if self.personal_part.any():
-            self.add_client_state("body", lambda: self.global_model[self.personal_part])
+            self.add_client_state("body", self._first_body)
+
+    def _first_body(self) -> Tensor:
+        return self.global_model[self.personal_part]
 
     @property
     def head(self) -> nn.Linear:
@@ -119,7 +123,9 @@ class FedGH(FederatedAlgorithm):
         if "body" in clients.state:
             clients.state["body"] = values_in(self.personal_part, v)
         prototypes = self._prototypes(clients, v)
-        pair = self.head.in_features + (1 if self.classes else self.head.out_features)
+        pair = self.head.in_features + 1
+        if self.classes is None:
+            pair = self.head.in_features + self.head.out_features
         # Pairs of classes that the client has not are not sent.
         nbytes = prototypes[..., 0].sum(1).long() * pair * w.element_size()
         return Message(prototypes.flatten(1), nbytes, reduce="rows")
@@ -142,13 +148,15 @@ class FedGH(FederatedAlgorithm):
         Their shape is [C, classes, 1 + K]; for regression [C, 1, 1 + K + T], as the one pair has
         the mean of the T values of the target as well.
         """
-        classes, labelled = self.classes or 1, self.classes is not None
+        classes = self.classes or 1
+        labelled = self.classes is not None
         sums, _ = class_sums(self.oracle, clients, v, classes, labelled=labelled)
         if not labelled:
             targets = v.new_zeros(len(clients), 1, self.head.out_features)
             for rows, batch in clients.samples():
                 member = (batch.sample_weights(v.dtype) > 0).to(v)[..., None]  # 0 for padding
-                targets[rows] += member.mT @ batch.targets.flatten(2)
+                values = batch.targets.reshape(*batch.targets.shape[:2], -1)  # T of each sample
+                targets[rows] += member.mT @ values
             sums = torch.cat([sums, targets], 2)
         return sums / sums[..., :1].clamp_min(1)
 

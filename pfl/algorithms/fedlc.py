@@ -16,8 +16,8 @@ from pfl.method import (
     Network,
     Objective,
     label_counts,
-    number_of_classes,
     require,
+    require_classes,
 )
 
 ABSENT = 1e-8  # n_i,c of a class that the client does not have
@@ -42,7 +42,7 @@ class FedLC(FederatedAlgorithm):
     Note:
         A class that the client does not have counts as 1e-8 samples, as in FL-bench: it is lowered
         by 100 τ, so that its score is not pushed down by other classes' samples unless τ is small.
-        For regression, which the paper does not have, nothing is calibrated.
+        A sample has one class; regression and several labels are refused.
         The print was not at hand. Written from the paper's abstract and two public implementations,
         FL-bench's `src/client/fedlc.py` and fedsim's: both have all classes in the denominator of
         the softmax, as here. Whether the print's sum includes the sample's own class, and what it
@@ -60,10 +60,10 @@ class FedLC(FederatedAlgorithm):
         self.calibration = calibration
 
     def check_setup(self) -> None:
-        self.classes = number_of_classes(self)
+        self.classes = require_classes(self)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        if self.classes is None or self.calibration == 0:
+        if self.calibration == 0:
             return self.local_sgd(clients, w)
         counts = label_counts(clients, self.classes, w).clamp_min(ABSENT)
         margins = self.calibration * counts**-0.25

@@ -16,8 +16,8 @@ from pfl.method import (
     FederatedAlgorithm,
     Network,
     Objective,
-    number_of_classes,
     require,
+    require_classes,
 )
 
 
@@ -39,7 +39,7 @@ class FedNTD(FederatedAlgorithm):
     Note:
         Without the true class, the received model cannot hold the client to its own error: the
         score of y is learned from the samples alone. With two classes nothing is distilled, as q
-        has one value. For regression, which the paper does not have, neither is anything. The
+        has one value. A sample has one class; regression and several labels are refused. The
         received model runs in evaluation mode, with the running statistics of BatchNorm that the
         client has now.
         The print was not at hand. Written from the authors' code (Lee-Gihun/FedNTD,
@@ -64,13 +64,14 @@ class FedNTD(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         require("distillation", distillation, distillation >= 0, "at least 0")
         require("temperature", temperature, temperature > 0, "positive")
-        self.distillation, self.temperature = distillation, temperature
+        self.distillation = distillation
+        self.temperature = temperature
 
     def check_setup(self) -> None:
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        if not self.has_classes or self.distillation == 0:
+        if self.distillation == 0:
             return self.local_sgd(clients, w)
         return self.local_sgd(clients, w, objective=Objective(self._losses, older={"received": w}))
 

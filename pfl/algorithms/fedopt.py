@@ -52,7 +52,9 @@ class AdaptiveServer(FederatedAlgorithm):
         usable = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
         require("betas", betas, usable, "two numbers in [0, 1)")
         require("tau", tau, tau > 0, "positive")
-        self.server_lr, self.betas, self.tau = server_lr, tuple(betas), tau
+        self.server_lr = server_lr
+        self.betas = tuple(betas)
+        self.tau = tau
         self.add_server_state("m", torch.zeros_like(self.global_model))
         self.add_server_state("v", torch.full_like(self.global_model, tau**2))
 

@@ -22,9 +22,9 @@ from pfl.method import (
     distance_to_means,
     linear_head,
     masked,
-    number_of_classes,
     replace_values_in,
     require,
+    require_classes,
     values_in,
 )
 
@@ -64,8 +64,8 @@ class FedPAC(PartlyPersonal):
         Differences from the authors' code: there α_ij below 0.001 become 0; eigenvalues of the
         program below 0.01 become 0 where rounding makes one negative; a class without C_c is
         aligned to the client's own mean; and clients are scored after their local steps, with a
-        body of their own. Here H_i, V_i and C_i are taken in evaluation mode. For regression, which
-        the paper does not have, all samples are of one class.
+        body of their own. Here H_i, V_i and C_i are taken in evaluation mode. A sample has one
+        class; regression and several labels are refused.
 
     Example:
         >>> from models import MLP
@@ -89,17 +89,21 @@ class FedPAC(PartlyPersonal):
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("head_epochs", head_epochs, head_epochs >= 1, "at least 1")
         require("head_lr", head_lr, head_lr > 0, "positive")
-        self.penalty, self.head_epochs, self.head_lr = penalty, head_epochs, head_lr
+        self.penalty = penalty
+        self.head_epochs = head_epochs
+        self.head_lr = head_lr
         layer = linear_head(self)
         # For each class whether C_c is known, and its values.
         self.shape = layer.out_features, 1 + layer.in_features
         self.add_server_state("centroids", self.global_model.new_zeros(self.shape))
-        self.keep_messages("head", lambda: self.global_model[self.personal_part])
-        width = 1 + layer.out_features * layer.in_features
-        self.keep_messages("statistics", lambda: self.global_model.new_zeros(width))  # V_i and H_i
+        self.keep_messages("head", self.first_head)
+        self.keep_messages("statistics", self._no_statistics)  # V_i and H_i
+
+    def _no_statistics(self) -> Tensor:
+        return self.global_model.new_zeros(1 + self.shape[0] * (self.shape[1] - 1))
 
     def check_setup(self) -> None:
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], as if the head's cost as much."""
@@ -158,23 +162,22 @@ class FedPAC(PartlyPersonal):
         self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
-        classes = samples.targets if self.has_classes else None
-        away = distance_to_means(own["centroids"], features, classes)
+        away = distance_to_means(own["centroids"], features, samples.targets)
         return self.oracle.losses(outputs, samples.targets) + self.penalty * away
 
     def _class_sums(self, clients: Clients, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns n_i,c and the sum of features by class, [C, classes, 1 + K]; sum |z|^2, [C]."""
-        classes, labelled = self.shape[0], self.has_classes
-        return class_sums(self.oracle, clients, v, classes, labelled=labelled)
+        return class_sums(self.oracle, clients, v, self.shape[0])
 
 
 def mixing_weights(variances: np.ndarray, means: np.ndarray) -> np.ndarray:
     """Returns the weights α_ij of n clients' heads, float64 [n, n], whose rows sum to one.
 
     Args:
-        variances: V_i, [n].
+        variances: V_i, [n]. Rounding makes some of them negative, which count as 0.
         means: H_i, [n, classes * K].
     """
+    variances = np.maximum(variances, 0.0)
     away = (means - row for row in means)
     return np.stack([simplex_minimum(np.diag(variances) + d @ d.T) for d in away])
 
@@ -193,7 +196,8 @@ def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
     """
     n = len(matrix)
     scale = max(float(matrix.diagonal().max()), np.finfo(float).tiny)
-    a, x = matrix / scale, np.zeros(n)
+    a = matrix / scale
+    x = np.zeros(n)
     x[a.diagonal().argmin()] = 1.0
     chosen = x > 0
     while True:
@@ -207,7 +211,8 @@ def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
             # The minimum on the set, whose values may be negative: A y = m, sum y = 1.
             size = int(chosen.sum())
             system = np.ones((size + 1, size + 1))
-            system[:size, :size], system[size, size] = a[np.ix_(chosen, chosen)], 0.0
+            system[:size, :size] = a[np.ix_(chosen, chosen)]
+            system[size, size] = 0.0
             y[chosen] = np.linalg.solve(system, np.eye(size + 1)[size])[:size]
             negative = chosen & (y <= 0)
             if not negative.any():
@@ -216,4 +221,5 @@ def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
             steps = x[negative] / (x[negative] - y[negative])
             x = np.maximum(x + steps.min() * (y - x), 0.0)
             leaves = negative.nonzero()[0][steps.argmin()]
-            x[leaves], chosen[leaves] = 0.0, False
+            x[leaves] = 0.0
+            chosen[leaves] = False

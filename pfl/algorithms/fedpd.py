@@ -88,7 +88,9 @@ class FedPD(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        p, k, tolerance = skip_probability, communication_period, residual_tolerance
+        p = skip_probability
+        k = communication_period
+        tolerance = residual_tolerance
         require("proximal_step", proximal_step, proximal_step > 0, "positive")
         require("skip_probability", p, 0 <= p < 1, "at least 0 and below 1")
         require("communication_period", k, k >= 1, "at least 1")
@@ -102,15 +104,18 @@ class FedPD(FederatedAlgorithm):
             "residual_tolerance", tolerance, usable, "positive, with full gradients and Oracle I"
         )
         self.require_plain_steps()
-        self.proximal_step, self.inner_step = proximal_step, inner_step
-        self.skip_probability, self.communication_period = p, k
+        self.proximal_step = proximal_step
+        self.inner_step = inner_step
+        self.skip_probability = p
+        self.communication_period = k
         self.residual_tolerance = tolerance
-        self.variance_reduction, self.refresh_period = variance_reduction, refresh_period
+        self.variance_reduction = variance_reduction
+        self.refresh_period = refresh_period
         self.skips = p > 0 or k > 1
-        self.add_client_state("x", lambda: self.global_model)
+        self.add_client_state("x", self.first_model)
         self.add_client_state("lam")
         if self.skips:
-            self.add_client_state("x0", lambda: self.global_model)
+            self.add_client_state("x0", self.first_model)
             # True if all clients continue from the same x_0: the last round communicated.
             self.add_server_state("common", torch.tensor(True))
         if variance_reduction:
@@ -152,7 +157,8 @@ class FedPD(FederatedAlgorithm):
         # Without samples f_i is 0, and this is the minimum of L_i.
         x[clients.empty] = (x0 - self.proximal_step * lam)[clients.empty]
         lam = lam + (x - x0) / self.proximal_step
-        clients.state["x"], clients.state["lam"] = x, lam
+        clients.state["x"] = x
+        clients.state["lam"] = lam
         x0 = x + self.proximal_step * lam
         if self.skips:
             clients.state["x0"] = x0
@@ -171,14 +177,17 @@ class FedPD(FederatedAlgorithm):
 
     def _oracle_one(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
         """Takes (stochastic) gradient steps on L_i = f_i(x) + <λ, x> + |x - x_0|^2 / (2 η)."""
-        tolerance, pull = self.residual_tolerance, 1 / self.proximal_step
+        tolerance = self.residual_tolerance
+        pull = 1 / self.proximal_step
         if tolerance is None:
             return self.local_sgd(clients, x, linear=lam, prox_weight=pull, prox_center=x0)
-        lr, moving = self.learning_rate(clients.round), np.ones(len(clients), bool)
+        lr = self.learning_rate(clients.round)
+        moving = np.ones(len(clients), bool)
         for batch in clients.batches(self.local_schedule):
             # A client that has stopped would not evaluate this gradient, so it is not counted.
             counted = (np.array(batch.counts) * moving[: batch.clients]).tolist()
-            rows, stopped = slice(0, batch.clients), torch.from_numpy(~moving)
+            rows = slice(0, batch.clients)
+            stopped = torch.from_numpy(~moving)
             before = _copy_of(clients.buffers)
             g = self._gradient(clients, x, batch, counted)
             if clients.buffers is not None and before is not None:
@@ -198,11 +207,13 @@ class FedPD(FederatedAlgorithm):
         if clients.received["refreshed"] == 0:
             for batch in clients.batches(LocalSchedule(batch_size=None)):
                 g = self._gradient(scratch, x, batch)
-        eta, gamma = self.proximal_step, self.inner_step
+        eta = self.proximal_step
+        gamma = self.inner_step
         share = 1.0 if gamma is None else gamma / (eta + gamma)  # of x_0; the rest is of x
         for batch in clients.batches(self.local_schedule):
             rows = slice(0, batch.clients)
-            old, goal = x.clone(), torch.add(g, lam).mul_(-eta).add_(x0)
+            old = x.clone()
+            goal = torch.add(g, lam).mul_(-eta).add_(x0)
             x[rows].lerp_(goal[rows], share)
             again = copy.copy(batch)
             again.inputs = batch.inputs.clone()  # a network may change its inputs
@@ -215,8 +226,12 @@ class FedPD(FederatedAlgorithm):
         self, clients: Clients, x: Tensor, batch: Batch, counted: list[int] | None = None
     ) -> Tensor:
         loss, g = self.oracle.gradient(x, batch, clients.buffers, counted=counted)
-        self.log_loss("train", loss, batch.counts if counted is None else counted)
-        return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
+        if counted is None:
+            counted = batch.counts
+        self.log_loss("train", loss, counted)
+        if self.weight_decay:
+            g.add_(x, alpha=self.weight_decay)
+        return g
 
 
 def _copy_of(buffers: Tensor | None) -> Tensor | None:

@@ -20,8 +20,8 @@ from pfl.method import (
     class_sums,
     distance_to_means,
     linear_head,
-    number_of_classes,
     require,
+    require_classes,
 )
 
 
@@ -52,7 +52,7 @@ class FedProto(FederatedAlgorithm):
         Differences from the authors' code: there C_c is the plain mean over clients; C_i,c are
         means over the steps of the last epoch, while the model moves; a class that nobody of
         the round has loses its prototype; and a test sample may also get the class of its nearest
-        prototype. For regression, which the paper does not have, all samples are of one class.
+        prototype. A sample has one class; regression and several labels are refused.
 
     Example:
         >>> from models import MLP
@@ -71,8 +71,9 @@ class FedProto(FederatedAlgorithm):
             network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
         )
         require("penalty", penalty, penalty >= 0, "at least 0")
-        self.penalty, head = penalty, linear_head(self)
-        self.add_client_state("w", lambda: self.global_model)
+        self.penalty = penalty
+        head = linear_head(self)
+        self.add_client_state("w", self.first_model)
         # For each class whether the prototype is known, and its values.
         self.shape = head.out_features, 1 + head.in_features
         self.add_server_state("prototypes", self.global_model.new_zeros(self.shape))
@@ -83,7 +84,7 @@ class FedProto(FederatedAlgorithm):
         return None if self.penalty else 0.0
 
     def check_setup(self) -> None:
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def download(self) -> dict[str, Message]:
         known = int(self.prototypes[:, 0].sum())
@@ -112,11 +113,9 @@ class FedProto(FederatedAlgorithm):
         self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
-        classes = samples.targets if self.has_classes else None
-        away = distance_to_means(own["prototypes"], features, classes)
+        away = distance_to_means(own["prototypes"], features, samples.targets)
         return self.oracle.losses(outputs, samples.targets) + self.penalty * away
 
     def _class_sums(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns n_i,c and the sum of its features for each class, [C, classes, 1 + K]."""
-        classes, labelled = self.shape[0], self.has_classes
-        return class_sums(self.oracle, clients, v, classes, labelled=labelled)[0]
+        return class_sums(self.oracle, clients, v, self.shape[0])[0]

@@ -49,7 +49,8 @@ class FedRep(PartlyPersonal):
         return sizes * (self.head_epochs + self.epochs_of(sizes))
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        head, v = self.personal_part, self.personalized(clients)
+        head = self.personal_part
+        v = self.personalized(clients)
         v = self.local_sgd(clients, v, part=head, epochs=self.head_epochs, name="head")
         v = self.local_sgd(clients, v, part=~head)
         return self.keep_and_send(clients, v)

@@ -20,8 +20,8 @@ from pfl.method import (
     Objective,
     label_counts,
     linear_head,
-    number_of_classes,
     replace_values_in,
+    require_classes,
     select_part,
     values_in,
 )
@@ -48,8 +48,8 @@ class FedRoD(FederatedAlgorithm):
         p_i begins at 0, which makes a client that never trained predict as the generic model does;
         in public implementations it begins at a copy of the network's first head.
         A class that the client has not has the probability 0 (in numbers: the log of the smallest
-        positive number is added to its output). For regression, which the paper does not have,
-        nothing is added to the outputs.
+        positive number is added to its output). A sample has one class; regression and several
+        labels are refused.
         The print was not at hand: the method is written from what its abstract and public
         implementations agree on. The personal head that a hypernetwork computes from the class
         shares, and the powers of n_i,c that some implementations offer, are left out. In PFLlib the
@@ -73,20 +73,23 @@ class FedRoD(FederatedAlgorithm):
         if not part.any():
             raise ConfigError("model.network: the head is frozen; FedRoD trains it")
         self.add_constant("personal_part", part)
-        self.add_client_state(
-            "head", lambda: torch.zeros_like(self.global_model[self.personal_part])
-        )
+        self.add_client_state("head", self._no_head)
+
+    def _no_head(self) -> Tensor:
+        return torch.zeros_like(self.global_model[self.personal_part])
 
     def check_setup(self) -> None:
-        self.has_classes = number_of_classes(self) is not None
+        require_classes(self)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], as if the head's cost as much."""
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        head, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
-        v, p = w.repeat(len(clients), 1), clients.state["head"].clone()
+        head = self.personal_part.nonzero()[:, 0]
+        lr = self.learning_rate(clients.round)
+        v = w.repeat(len(clients), 1)
+        p = clients.state["head"].clone()
         train, train_personal = (self.local_optimizer(x, lr) for x in (v, p))
         balanced = Objective(
             self._balanced_losses, own={"log_counts": self._log_counts(clients, w)}
@@ -118,13 +121,9 @@ class FedRoD(FederatedAlgorithm):
         self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns the losses of outputs to which log n_i is added, [n]."""
-        if not self.has_classes:
-            return self.oracle.losses(outputs, samples.targets)
         return self.oracle.losses(outputs + own["log_counts"], samples.targets)
 
     def _log_counts(self, clients: Clients, w: Tensor) -> Tensor:
         """Returns log n_i,c, [C, classes], in which 0 counts as the smallest positive number."""
-        if not self.has_classes:
-            return w.new_zeros(len(clients), self.classes)
         counts = label_counts(clients, self.classes, w)
         return counts.clamp_min(torch.finfo(counts.dtype).tiny).log()

@@ -97,9 +97,12 @@ class FedSLR(FederatedAlgorithm):
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         require("sparse_penalty", sparse_penalty, sparse_penalty >= 0, "at least 0")
         require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
-        self.proximal_step, self.personal_epochs = proximal_step, personal_epochs
-        self.low_rank_penalty, self.sparse_penalty = low_rank_penalty, sparse_penalty
-        self.global_component, self.personal_component = global_component, personal_component
+        self.proximal_step = proximal_step
+        self.personal_epochs = personal_epochs
+        self.low_rank_penalty = low_rank_penalty
+        self.sparse_penalty = sparse_penalty
+        self.global_component = global_component
+        self.personal_component = personal_component
         self.memory_efficient = memory_efficient
         self.add_client_state("gamma")
         require_one_of("personal_start", personal_start, "zero", "initial")
@@ -132,7 +135,9 @@ class FedSLR(FederatedAlgorithm):
         return low_rank(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Tensor | Message]:
-        gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
+        gamma = clients.state["gamma"]
+        p = clients.state["p"]
+        step = self.proximal_step
         w_i = self.local_sgd(clients, w, linear=-gamma, prox_weight=1 / step, prox_center=w)
         exact = gamma + (w - w_i) / step
         clients.state["gamma"] = stored = self.as_stored("gamma", exact)
@@ -160,7 +165,8 @@ class FedSLR(FederatedAlgorithm):
             self.gamma_mean += change * (self.participants / self.num_clients)
         else:
             self.gamma_mean.copy_(self.kept_mean("gamma"))
-        x, threshold = mean["w"] - step * self.gamma_mean, self.low_rank_penalty * step
+        x = mean["w"] - step * self.gamma_mean
+        threshold = self.low_rank_penalty * step
         if self.global_component == "sparse":
             self.global_model.copy_(soft_threshold(x, threshold))
         else:

@@ -90,9 +90,14 @@ class FedSpa(FederatedAlgorithm):
         require_one_of("layers", layers, "erk", "uniform")
         shapes = [layer.shape for layer in self.prunable]
         self.counts = spread(shapes, rest, even=layers == "uniform")
-        self.density, self.values = density, fixed + rest
-        self.pruning_rate, self.pruning_rounds = pruning_rate, pruning_rounds
-        self.add_client_state("mask", lambda: packed(self.initial_mask()[None])[0])
+        self.density = density
+        self.values = fixed + rest
+        self.pruning_rate = pruning_rate
+        self.pruning_rounds = pruning_rounds
+        self.add_client_state("mask", self._first_mask)
+
+    def _first_mask(self) -> Tensor:
+        return packed(self.initial_mask()[None])[0]
 
     def check_setup(self) -> None:
         known = bool(self.pruning_rounds or self.max_rounds)
@@ -108,7 +113,7 @@ class FedSpa(FederatedAlgorithm):
 
     def masks(self, clients: Clients) -> Tensor:
         """Returns the clients' masks, [C, P], 0 and 1."""
-        return unpacked(clients.state["mask"], self.space.size)
+        return bits_of(clients.state["mask"], self.space.size)
 
     def rate(self, round_index: int) -> float:
         """Returns a_t of a round (from 0)."""
@@ -140,7 +145,8 @@ class FedSpa(FederatedAlgorithm):
             self.log_loss("mask", loss, batch.counts)
         new = mask.clone()
         for layer, count in zip(self.prunable, self.counts, strict=True):
-            own, span = new[:, layer.span], layer.span
+            own = new[:, layer.span]
+            span = layer.span
             moves = min(math.ceil(self.rate(clients.round) * count), layer.size - count)
             own[lowest(v[:, span].abs().masked_fill(own == 0, torch.inf), moves)] = 0.0
             own[lowest(-gradient[:, span].abs().masked_fill(own == 1, -1.0), moves)] = 1.0
@@ -202,7 +208,8 @@ def lowest(values: Tensor, count: int) -> Tensor:
     if not count:
         return torch.zeros_like(values, dtype=torch.bool)
     last = values.kthvalue(count, dim=1, keepdim=True).values
-    below, equal = values < last, values == last
+    below = values < last
+    equal = values == last
     return below | (equal & (equal.cumsum(1) <= count - below.sum(1, keepdim=True)))
 
 
@@ -217,7 +224,7 @@ def packed(mask: Tensor) -> Tensor:
     return bits @ (2.0 ** torch.arange(BITS, device=mask.device)).to(mask)
 
 
-def unpacked(numbers: Tensor, size: int) -> Tensor:
+def bits_of(numbers: Tensor, size: int) -> Tensor:
     """Returns the masks [C, size] that `packed` returned as numbers."""
     bits = numbers.to(torch.uint8)[:, :, None] >> torch.arange(BITS, device=numbers.device)
     return (bits & 1).flatten(1)[:, :size].to(numbers)

@@ -17,6 +17,7 @@ from pfl.method import (
     Message,
     Network,
     Part,
+    dense,
     generator,
     header,
     masked,
@@ -70,7 +71,7 @@ class Floco(FederatedAlgorithm):
         >>> from models import MLP
         >>> method = Floco(MLP(64, (8,)), endpoints=3)  # 3 heads of 90 values
         >>> method.endpoints.shape
-        torch.Size([270])
+        torch.Size([3, 90])
     """
 
     has_personalized = True
@@ -92,25 +93,31 @@ class Floco(FederatedAlgorithm):
         require("endpoints", endpoints, endpoints >= 1, "at least 1")
         require("projection_round", projection_round, projection_round >= 1, "at least 1")
         require("radius", radius, radius >= 0, "at least 0")
-        self.count, self.projection_round, self.radius = endpoints, projection_round, radius
+        self.count = endpoints
+        self.projection_round = projection_round
+        self.radius = radius
         part = select_part(network, self.space, simplex, "model.simplex")
         self.add_constant("personal_part", part)
-        self.add_server_state("endpoints", self.global_model[part].repeat(endpoints))
-        # p_i of each client of the population; zeros: it has the whole simplex.
-        self.add_server_state(
-            "centres", lambda: self.global_model.new_zeros(self.num_clients * endpoints)
-        )
-        self.keep_messages("change", lambda: torch.zeros_like(self.endpoints))
+        self.add_server_state("endpoints", self.global_model[part].repeat(endpoints, 1))
+        self.add_server_state("centres", self._no_centres)
+        self.keep_messages("change", self._no_change)
 
     @property
     def personalization_penalty(self) -> None:
         """None: no penalty ties the models."""
         return None
 
+    def _no_centres(self) -> Tensor:
+        """Returns p_i of each client of the population, [M, K]; zeros: it has the whole simplex."""
+        return self.global_model.new_zeros(self.num_clients, self.count)
+
+    def _no_change(self) -> Tensor:
+        return torch.zeros_like(self.endpoints).flatten()
+
     def begin_round(self, round_index: int) -> None:
-        """Draws the heads before the first round."""
+        """DrawKey the heads before the first round."""
         if round_index == 0:
-            for number, head in enumerate(self.endpoints.view(self.count, -1)[1:], start=1):
+            for number, head in enumerate(self.endpoints[1:], start=1):
                 drawn = redrawn(self.space, self.global_model, generator(self.seed, "head", number))
                 head.copy_(drawn[self.personal_part])
 
@@ -118,24 +125,26 @@ class Floco(FederatedAlgorithm):
         """Returns u and all θ_k, and whether the p_i are known."""
         return {
             "w": masked(self.global_model, ~self.personal_part),
-            "endpoints": self.endpoints,
+            "endpoints": self.endpoints.flatten(),
             "known": header(self.centres.any().to(self.centres)[None]),
         }
 
     def download_for(self, ids: np.ndarray) -> dict[str, Tensor | Message]:
         """Returns p_i, once they are known; zeros for newcomers."""
         by_id = self.centres.new_zeros(len(self.client_sizes), self.count)
-        by_id[self.population] = self.centres.view(-1, self.count)
+        by_id[self.population] = self.centres
         centres = by_id[torch.from_numpy(ids)]
         return {"centre": centres if self.centres.any() else Message(centres, 0)}
 
     evaluation_for = download_for
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains u_i and θ_i,k at random points of the client's region."""
-        part, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
+        part = self.personal_part.nonzero()[:, 0]
+        lr = self.learning_rate(clients.round)
         received = clients.received["endpoints"]
-        v, heads = w.repeat(len(clients), 1), received.repeat(len(clients), 1)
+        v = w.repeat(len(clients), 1)
+        heads = received.repeat(len(clients), 1)
         train, train_heads = (self.local_optimizer(x, lr) for x in (v, heads))
         for step, batch in enumerate(clients.batches(self.local_schedule)):
             if step == 0:
@@ -148,9 +157,9 @@ class Floco(FederatedAlgorithm):
             )
             train.step(g, batch.clients)  # its head is replaced in the next step
             self.log_loss("train", loss, batch.counts)
-        sent: dict[str, Tensor | Message] = {
+        sent = {
             "w": masked(v, ~self.personal_part),
-            "endpoints": heads,
+            "endpoints": Message(heads, dense(heads).nbytes, reference=received),
         }
         if not clients.received["known"]:  # the server can work it out
             sent["change"] = Message(heads - received, 0)
@@ -159,15 +168,15 @@ class Floco(FederatedAlgorithm):
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Replaces u and θ_k by the clients' means, and finds the centres before the round τ."""
         self.global_model.copy_(mean["w"])
-        self.endpoints.copy_(mean["endpoints"])
-        self.global_model[self.personal_part] = self.endpoints.view(self.count, -1).mean(0)
+        self.endpoints.copy_(mean["endpoints"].view_as(self.endpoints))
+        self.global_model[self.personal_part] = self.endpoints.mean(0)
         if self.centres.any() or self.rounds + 1 < self.projection_round:
             return
         if len(ids := self.kept_ids("change")) > 1:
             changes = self.kept_rows("change", ids).double().cpu().numpy()
             found = torch.from_numpy(spread_on_simplex(principal_components(changes, self.count)))
             places = np.searchsorted(self.population, ids)
-            self.centres.view(-1, self.count)[places] = found.to(self.centres)
+            self.centres[places] = found.to(self.centres)
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns the body with the head at p_i, or at the centre of the simplex."""
@@ -218,7 +227,8 @@ def spread_on_simplex(points: np.ndarray) -> np.ndarray:
     first, second = np.triu_indices(len(points), 1)
     ranks = np.arange(1, points.shape[1] + 1)
     above = np.cumsum(np.sort(points, 1)[:, ::-1], 1)
-    best, least = np.full_like(points, 1 / points.shape[1]), np.inf
+    best = np.full_like(points, 1 / points.shape[1])
+    least = np.inf
     for z in np.linspace(1e-4, 1, 1000):
         # Held, Wolfe, Crowder 1974: the threshold is the largest of these means.
         threshold = ((above - z) / ranks).max(1, keepdims=True)
@@ -226,5 +236,6 @@ def spread_on_simplex(points: np.ndarray) -> np.ndarray:
         distances = np.linalg.norm(projected[first] - projected[second], axis=1)
         energy = np.mean(np.maximum(distances, 1e-4) ** -2.0)
         if energy < least:
-            best, least = projected, energy
+            best = projected
+            least = energy
     return best

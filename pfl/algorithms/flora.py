@@ -7,6 +7,7 @@ Heterogeneous Low-Rank Adaptations", NeurIPS 2024.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ class FLoRA(MovedWeights):
         self.client_ranks.truncate(start, clients.ids)
         sent = masked(self.local_sgd(clients, start, part=~self.residual), ~self.residual)
         size = sent.nbytes - self.known_values * w.element_size()
-        return Message(sent.values, size + self.client_ranks.sizes(clients.ids) * w.element_size())
+        factors = self.client_ranks.sizes(clients.ids) * w.element_size()
+        return replace(sent, nbytes=size + factors)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         new = torch.where(self.residual, self.global_model, mean["w"])

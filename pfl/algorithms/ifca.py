@@ -33,8 +33,8 @@ class IFCA(FederatedAlgorithm):
         weighting: The clients' weights in the mean of their cluster. "uniform": as in the paper.
 
     Attributes:
-        models: θ_1 to θ_k, one after the other, [k P].
-        statistics: Their running statistics, one after the other; empty with `buffers: local`.
+        models: θ_1 to θ_k, [k, P].
+        statistics: Their running statistics, [k, B]; [k, 0] with `buffers: local`.
 
     Note:
         With one cluster this is FedAvg with the same weighting. A client without samples belongs to
@@ -77,18 +77,23 @@ class IFCA(FederatedAlgorithm):
             require("perturbation", None, differ, "a number, as the network's values are all alike")
         else:
             require("perturbation", perturbation, perturbation > 0, "positive")
-        self.clusters, self.perturbation = clusters, perturbation
-        self.add_server_state("models", self.global_model.repeat(clusters))
-        copies = clusters if self.buffer_policy == "average" else 0
-        self.add_server_state("statistics", lambda: self.global_buffers.repeat(copies))
+        self.clusters = clusters
+        self.perturbation = perturbation
+        self.add_server_state("models", self.global_model.repeat(clusters, 1))
+        self.add_server_state("statistics", self._first_statistics)
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, with a forward pass as a third of one."""
         return super().cost(sizes) + sizes * (self.clusters / 3)
 
+    def _first_statistics(self) -> Tensor:
+        buffers = self.global_buffers
+        sent = buffers if self.buffer_policy == "average" else buffers[:0]
+        return sent.repeat(self.clusters, 1)
+
     def begin_round(self, round_index: int) -> None:
         if round_index == 0:
-            for number, model in enumerate(self.models.view(self.clusters, -1)[1:], start=1):
+            for number, model in enumerate(self.models[1:], start=1):
                 rng = generator(self.seed, "clusters", number)
                 if self.perturbation is None:
                     model.copy_(redrawn(self.space, model, rng))
@@ -97,7 +102,7 @@ class IFCA(FederatedAlgorithm):
                     model += self.perturbation * normal.to(model)
 
     def download(self) -> dict[str, Tensor]:
-        return {"models": self.models, "statistics": self.statistics}
+        return {"models": self.models.flatten(), "statistics": self.statistics.flatten()}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         choice, start = self._choose(clients)
@@ -117,8 +122,8 @@ class IFCA(FederatedAlgorithm):
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         share = mean["member"][:, None]  # of the cohort's weight, [k, 1]
-        for state, total in ((self.models, mean["w"]), (self.statistics, mean["statistics"])):
-            old, sums = self._by_cluster(state), self._by_cluster(total)
+        for old, total in ((self.models, mean["w"]), (self.statistics, mean["statistics"])):
+            sums = total.view_as(old)
             old.copy_(torch.where(share > 0, sums / share, old))
 
     def personalized(self, clients: Clients) -> Tensor:

@@ -71,7 +71,8 @@ class L2GD(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        p, drawn = averaging_probability, "the default, as L2GD draws the number of local steps"
+        p = averaging_probability
+        drawn = "the default, as L2GD draws the number of local steps"
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("averaging_probability", p, 0 < p < 1, "above 0 and below 1")
         require("local_epochs", self.local_epochs, self.local_epochs == 1, f"1, {drawn}")
@@ -80,8 +81,9 @@ class L2GD(FederatedAlgorithm):
         largest = p / (self.lr * (1 - p))
         reason = f"at most p / (lr (1 - p)) = {largest:g}, or averaging steps go beyond the mean"
         require("penalty", penalty, penalty <= largest * (1 + 1e-9), reason)
-        self.penalty, self.averaging_probability = penalty, p
-        self.add_client_state("x", lambda: self.global_model)
+        self.penalty = penalty
+        self.averaging_probability = p
+        self.add_client_state("x", self.first_model)
         # 1 - (1 - θ)^A of the last round: how far its averaging steps take x_i towards the mean.
         self.add_server_state("pull", torch.tensor(0.0))
 
@@ -98,7 +100,8 @@ class L2GD(FederatedAlgorithm):
 
         They are the lengths of two runs of coins, which are geometrically distributed.
         """
-        draws, p = generator(self.seed, "coins", round_index), self.averaging_probability
+        draws = generator(self.seed, "coins", round_index)
+        p = self.averaging_probability
         return int(draws.geometric(p)), int(draws.geometric(1 - p))
 
     def averaging_step(self, round_index: int) -> float:
@@ -126,7 +129,8 @@ class L2GD(FederatedAlgorithm):
         self.log_metric("averaging_steps", averaging_steps)
 
     def personalized(self, clients: Clients) -> Tensor:
-        x, pull = clients.state["x"], clients.received["pull"].to(clients.state["x"])
+        x = clients.state["x"]
+        pull = clients.received["pull"].to(clients.state["x"])
         if "buffers" in clients.received:  # what is true of the models is true of their statistics
             own = clients.state["buffers"]
             clients.buffers = own + pull * (clients.received["buffers"] - own)

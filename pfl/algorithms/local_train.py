@@ -28,7 +28,7 @@ class LocalTrain(FederatedAlgorithm):
         super().__init__(
             network, buffers="local", weighting="uniform", server_optimizer=None, **kwargs
         )
-        self.add_client_state("w", lambda: self.global_model)
+        self.add_client_state("w", self.first_model)
 
     def download(self) -> Message:
         """Returns a message without bytes: every client has the common initial model already."""

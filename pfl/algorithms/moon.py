@@ -51,8 +51,9 @@ class MOON(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         require("contrast", contrast, contrast >= 0, "at least 0")
         require("temperature", temperature, temperature > 0, "positive")
-        self.contrast, self.temperature = contrast, temperature
-        self.add_client_state("previous", lambda: self.global_model)
+        self.contrast = contrast
+        self.temperature = temperature
+        self.add_client_state("previous", self.first_model)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         older = {"received": w, "previous": clients.state["previous"]}

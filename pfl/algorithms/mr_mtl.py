@@ -43,7 +43,7 @@ class MRMTL(FederatedAlgorithm):
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         require("penalty", penalty, penalty >= 0, "at least 0")
         self.penalty = penalty
-        self.add_client_state("w", lambda: self.global_model)
+        self.add_client_state("w", self.first_model)
 
     @property
     def personalization_penalty(self) -> float:

@@ -70,14 +70,17 @@ class PerFedAvg(FederatedAlgorithm):
         require("adaptation_steps", adaptation_steps, adaptation_steps >= 1, "at least 1")
         require_one_of("variant", variant, "FO", "HF")
         self.require_plain_steps()
-        self.alpha, self.variant, self.delta = alpha, variant, delta
+        self.alpha = alpha
+        self.variant = variant
+        self.delta = delta
         self.adaptation_steps = adaptation_steps
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         return super().cost(sizes) * (2 if self.variant == "FO" else 4)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        v, lr = w.repeat(len(clients), 1), self.learning_rate(clients.round)
+        v = w.repeat(len(clients), 1)
+        lr = self.learning_rate(clients.round)
         purposes = ("inner", "outer") if self.variant == "FO" else ("inner", "outer", "hessian")
         schedules = [replace(self.local_schedule, purpose=purpose) for purpose in purposes]
         for d1, d2, *d3 in zip(*map(clients.batches, schedules), strict=True):

@@ -5,15 +5,64 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import linear, relu
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import relu
+from torch.nn.utils import parameters_to_vector, skip_init, vector_to_parameters
 
 from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, generator, require
+
+
+class Hypernetwork(nn.Module):
+    """The vectors v_i of clients, and the layers of h; all values are zero at first.
+
+    They lie in one block of memory, whose places decide how products of matrices are rounded.
+
+    Args:
+        clients: The number of vectors.
+        widths: The lengths of v_i, of the outputs of all hidden layers, and of a model.
+    """
+
+    def __init__(self, clients: int, widths: list[int]) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.zeros(clients, widths[0]))
+        layers = [skip_init(nn.Linear, a, b) for a, b in pairwise(widths)]  # which draws nothing
+        self.layers = nn.ModuleList(layers)
+        for parameter in self.layers.parameters():
+            nn.init.zeros_(parameter)
+        self._join()
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Returns the models of vectors [C, E], [C, P]."""
+        first, *hidden, last = self.layers
+        x = first(vectors)
+        for layer in hidden:
+            x = layer(relu(x))
+        return last(x)
+
+    def with_values(self, flat: Tensor, places: np.ndarray) -> Tensor:
+        """Returns the models of some of the vectors, [C, P], by other values, given in one row."""
+        names = [name for name, _ in self.named_parameters()]
+        own = list(self.parameters())
+        pieces = flat.split([values.numel() for values in own])
+        views = [piece.view_as(values) for piece, values in zip(pieces, own, strict=True)]
+        at = dict(zip(names, views, strict=True))
+        models: Tensor = functional_call(self, at, (at["vectors"][torch.from_numpy(places)],))
+        return models
+
+    def _join(self) -> None:
+        vector_to_parameters(parameters_to_vector(self.parameters()), self.parameters())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hypernetwork:
+        super()._apply(fn, recurse)
+        self._join()
+        return self
 
 
 class pFedHN(FederatedAlgorithm):
@@ -55,7 +104,7 @@ class pFedHN(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
-    hypernetwork: Tensor
+    hypernetwork: Hypernetwork
     momentum: Tensor
 
     def __init__(
@@ -78,10 +127,22 @@ class pFedHN(FederatedAlgorithm):
         require("embedding", embedding, embedding is None or embedding >= 1, "at least 1, or null")
         require("width", width, width >= 1, "at least 1")
         require("hidden_layers", hidden_layers, hidden_layers >= 0, "at least 0")
-        self.server_lr, self.server_momentum, self.server_decay = server_lr, server_momentum, decay
-        self.embedding, self.width, self.hidden_layers = embedding, width, hidden_layers
+        self.server_lr = server_lr
+        self.server_momentum = server_momentum
+        self.server_decay = decay
+        self.embedding = embedding
+        self.width = width
+        self.hidden_layers = hidden_layers
         self.add_server_state("hypernetwork", self._blank)
-        self.add_server_state("momentum", self._blank)
+        self.add_server_state("momentum", self._no_momentum)
+
+    def _blank(self) -> Hypernetwork:
+        first = self.embedding or 1 + self.num_clients // 4
+        hidden = [self.width] * (1 + self.hidden_layers)
+        return Hypernetwork(self.num_clients, [first, *hidden, self.space.size])
+
+    def _no_momentum(self) -> Tensor:
+        return torch.zeros_like(parameters_to_vector(self.hypernetwork.parameters()))
 
     @property
     def personalization_penalty(self) -> None:
@@ -89,27 +150,28 @@ class pFedHN(FederatedAlgorithm):
         return None
 
     def begin_round(self, round_index: int) -> None:
-        """Draws φ and all v_i before the first round."""
+        """DrawKey φ and all v_i before the first round."""
         if round_index > 0:
             return
         draw = generator(self.seed, "hypernetwork")
-        vectors, layers = self._parts(self.hypernetwork)
+        vectors = self.hypernetwork.vectors
         vectors.copy_(torch.from_numpy(draw.normal(size=vectors.shape)))
-        for weight, bias in layers:
-            bound = weight.shape[1] ** -0.5
-            for values in (weight, bias):
+        for layer in cast("list[nn.Linear]", self.hypernetwork.layers):
+            bound = layer.in_features**-0.5
+            for values in (layer.weight, layer.bias):
                 values.copy_(torch.from_numpy(draw.uniform(-bound, bound, values.shape)))
-        bias.copy_(self.global_model)  # the last layer's bias
+        layer.bias.copy_(self.global_model)  # of the last layer
 
     def download(self) -> dict[str, Message]:
         return {}
 
     def download_for(self, ids: np.ndarray) -> Tensor:
         """Returns θ_i; that of the mean vector for newcomers."""
-        vectors, _ = self._parts(self.hypernetwork)
+        vectors = self.hypernetwork.vectors
         by_id = vectors.mean(0).repeat(len(self.client_sizes), 1)
         by_id[self.population] = vectors
-        return self._models(self.hypernetwork, by_id[torch.from_numpy(ids)])
+        models: Tensor = self.hypernetwork(by_id[torch.from_numpy(ids)])
+        return models
 
     evaluation_for = download_for
 
@@ -120,43 +182,17 @@ class pFedHN(FederatedAlgorithm):
     def server_update(self, received: dict[str, Tensor]) -> None:
         """Moves φ and all v_i, so that the clients' θ_i move along their changes."""
         changes = received["change"]
+        places = np.searchsorted(self.population, self.participant_ids)
         with torch.enable_grad():
-            at = self.hypernetwork.clone().requires_grad_()
-            places = np.searchsorted(self.population, self.participant_ids)
-            models = self._models(at, self._parts(at)[0][torch.from_numpy(places)])
-            (g,) = torch.autograd.grad(-(models * changes).sum() / len(changes), at)
-        g = g.add(self.hypernetwork, alpha=self.server_decay)
+            values = parameters_to_vector(self.hypernetwork.parameters()).requires_grad_()
+            models = self.hypernetwork.with_values(values, places)
+            (g,) = torch.autograd.grad(-(models * changes).sum() / len(changes), values)
+        values = values.detach()
+        g = g.add(values, alpha=self.server_decay)
         self.momentum.mul_(self.server_momentum).add_(g)
-        self.hypernetwork.sub_(self.momentum, alpha=self.server_lr)
+        values.sub_(self.momentum, alpha=self.server_lr)
+        vector_to_parameters(values, self.hypernetwork.parameters())
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns θ_i."""
         return clients.received["w"]
-
-    def _widths(self) -> list[int]:
-        """Returns the widths of v_i, of all hidden layers and of the last one."""
-        first = self.embedding or 1 + self.num_clients // 4
-        return [first, *[self.width] * (1 + self.hidden_layers), self.space.size]
-
-    def _blank(self) -> Tensor:
-        """Returns zeros for all v_i and φ."""
-        widths = self._widths()
-        layers = sum(b * (a + 1) for a, b in pairwise(widths))
-        return self.global_model.new_zeros(self.num_clients * widths[0] + layers)
-
-    def _parts(self, phi: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Returns views of the vectors [clients, E], and of each layer's weight and bias."""
-        layers, end = list[tuple[Tensor, Tensor]](), len(phi)
-        for a, b in reversed([*pairwise(self._widths())]):
-            weight, bias = phi[end - b * (a + 1) : end].split([b * a, b])
-            layers.insert(0, (weight.view(b, a), bias))
-            end -= b * (a + 1)
-        return phi[:end].view(-1, self._widths()[0]), layers
-
-    def _models(self, phi: Tensor, vectors: Tensor) -> Tensor:
-        """Returns the models of vectors [C, E], [C, P]."""
-        _, (first, *hidden, last) = self._parts(phi)
-        x = linear(vectors, *first)
-        for layer in hidden:
-            x = linear(relu(x), *layer)
-        return linear(x, *last)

@@ -68,9 +68,11 @@ class pFedMe(FederatedAlgorithm):
         require("server_mixture", server_mixture, server_mixture > 0, "positive")
         require("lr", lr, lr * penalty <= 1, f"at most 1 / penalty, {1 / penalty:.4g}")
         self.require_plain_steps()
-        self.penalty, self.server_mixture = penalty, server_mixture
-        self.personal_steps, self.personal_lr = personal_steps, personal_lr
-        self.add_client_state("theta", lambda: self.global_model)
+        self.penalty = penalty
+        self.server_mixture = server_mixture
+        self.personal_steps = personal_steps
+        self.personal_lr = personal_lr
+        self.add_client_state("theta", self.first_model)
 
     @property
     def personalization_penalty(self) -> float:
@@ -81,8 +83,10 @@ class pFedMe(FederatedAlgorithm):
         return self.personal_steps * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        v, theta = w.repeat(len(clients), 1), clients.state["theta"].clone()
-        lr, pull = self.learning_rate(clients.round), self.personal_lr * self.penalty
+        v = w.repeat(len(clients), 1)
+        theta = clients.state["theta"].clone()
+        lr = self.learning_rate(clients.round)
+        pull = self.personal_lr * self.penalty
         shrink = 1 - pull - self.personal_lr * self.weight_decay
         personal = clients.personal.buffers
         for batch in clients.batches(self.local_schedule):

@@ -59,7 +59,8 @@ class SCAFFOLD(FederatedAlgorithm):
         require("server_lr", server_lr, server_lr > 0, "positive")
         require_one_of("option", option, "I", "II")
         self.require_plain_steps()
-        self.server_lr, self.option = server_lr, option
+        self.server_lr = server_lr
+        self.option = option
         self.add_client_state("c_i")
         self.add_server_state("c", torch.zeros_like(self.global_model))
 
@@ -70,7 +71,8 @@ class SCAFFOLD(FederatedAlgorithm):
         return {"w": self.global_model, "c": self.c}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
-        c_i, c = clients.state["c_i"], clients.received["c"]
+        c_i = clients.state["c_i"]
+        c = clients.received["c"]
         lr = self.learning_rate(clients.round)
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]  # K
         received = None if clients.buffers is None else clients.buffers.clone()

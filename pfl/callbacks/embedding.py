@@ -27,7 +27,7 @@ FEWEST = 5  # smallest number of samples worth drawing
 
 
 class EmbeddingFigure(Callback):
-    """Draws the features of one client's test samples in the plane, by t-SNE (`embedding.png`).
+    """DrawKey the features of one client's test samples in the plane, by t-SNE (`embedding.png`).
 
     A panel pairs the extractor (all layers but the last) of the personalized or the global model
     with the classifier (the last layer) of either, as Figure 4 of FedSLR (Huang et al., TMLR 2023)
@@ -107,7 +107,10 @@ def embeddings(
         parts = [features(algorithm.oracle, body, b, buffers) for b in batches]
         known = [z[0, : b.counts[0]] for z, b in zip(parts, batches, strict=True)]
         places = _in_the_plane(torch.cat(known).flatten(1).cpu().numpy())
-        own = None if buffers is None else buffers[0]
+        if buffers is None:
+            own = None
+        else:
+            own = buffers[0]
         for classifier, (last, _) in models.items():
             w = torch.where(mask, last, body)
             outputs = [algorithm.oracle.predict(w[0], x, own) for x in inputs]
@@ -133,5 +136,8 @@ def _in_the_plane(values: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(values) - 1) / 3)
-    start = "pca" if values.shape[1] >= 2 else "random"
+    if values.shape[1] >= 2:
+        start = "pca"
+    else:
+        start = "random"
     return TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(values)

@@ -23,7 +23,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.scoring import clients_in_group
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import ClientScores, Scores, by_name, row_scores
+from pfl.scores.evaluation import ClientScores, Scores, row_scores, scores_by_name
 from pfl.scores.names import ScoreName
 from pfl.scores.runs import best_round
 
@@ -95,11 +95,16 @@ class LocalBaseline(Callback):
         rows = RunRecorder.of(trainer).rows
         best = best_round(rows, loop.select_by, loop.metrics.higher_is_better) or {}
         scored = {int(best.get("round", pl_module.rounds)), pl_module.rounds}
-        saved = BaselineCheckpoint(trainer, pl_module) if trainer.checkpoint_callbacks else None
+        if trainer.checkpoint_callbacks:
+            saved = BaselineCheckpoint(trainer, pl_module)
+        else:
+            saved = None
         with pl_module.in_full_precision():
             found = train_local_baseline(pl_module, loop, self._initial, scored, saved)
         self.scores = found[pl_module.rounds]
-        self.by_round = {k: by_name({("test", "local"): values}) for k, values in found.items()}
+        self.by_round = {
+            k: scores_by_name({("test", "local"): values}) for k, values in found.items()
+        }
 
     def teardown(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         # The run has written its result, so the baseline's own checkpoint is not needed any more.
@@ -111,7 +116,8 @@ class BaselineCheckpoint:
     """The clients' models after some rounds of the baseline, saved as often as it costs little."""
 
     def __init__(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
-        self.trainer, self.clock = trainer, SavingClock(every_seconds=30.0)
+        self.trainer = trainer
+        self.clock = SavingClock(every_seconds=30.0)
         loop = algorithm.run.loop
         self.settings = [
             *(loop.datamodule.partition.hash, loop.describe(), repr(algorithm.local_schedule)),
@@ -129,18 +135,21 @@ class BaselineCheckpoint:
         The number is 0 if there is no file for these settings. The baseline is scored after the
         rounds `scored`, and ends with the last one.
         """
-        trainer, path = self.trainer, self.path(self.trainer)
+        trainer = self.trainer
+        path = self.path(self.trainer)
         if not trainer.strategy.broadcast(path.is_file()):
             return 0, {}
         try:
             saved = trainer.strategy.checkpoint_io.load_checkpoint(path)
             parts = {"settings": [], "rounds": 0, "clients": {}, "scores": {}}
             check_parts(saved, parts, "local.ckpt")
-            rounds, scores = saved["rounds"], saved["scores"]
+            rounds = saved["rounds"]
+            scores = saved["scores"]
             missing = {number for number in scored if number <= rounds} - scores.keys()
             if saved["settings"] != self.settings or rounds > max(scored) or missing:
                 return 0, {}
-            rank, world = trainer.global_rank, trainer.world_size
+            rank = trainer.global_rank
+            world = trainer.world_size
             checkpoint.restore_states(store, saved["clients"], rank, world)
         except (ConfigError, Malformed) as error:
             rank_zero_warn(f"LocalBaseline starts anew: {error}", category=UserWarning)
@@ -213,7 +222,11 @@ def train_local_baseline(
                 metric.finish()
         return metric.compute()
 
-    begin, scores = saved.restore(store, scored) if saved else (0, {})
+    if saved:
+        begin, scores = saved.restore(store, scored)
+    else:
+        begin = 0
+        scores = {}
     for round_index in range(begin, max(scored)):
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]

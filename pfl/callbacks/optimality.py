@@ -57,7 +57,8 @@ class Optimality(Callback):
         self._solution: Solution | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
-        data, size = _data(trainer), pl_module.space.size
+        data = _data(trainer)
+        size = pl_module.space.size
         truth = getattr(data, "true_models", None)
         if truth is not None and truth.shape[1] != size:
             raise ConfigError(
@@ -84,7 +85,7 @@ class Optimality(Callback):
             return
         with pl_module.in_full_precision():
             values = self._measure(pl_module, _data(trainer))
-        pl_module.row |= values
+        pl_module.row.update(values)
         pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
 
     def _measure(self, algorithm: FederatedAlgorithm, data: Any) -> dict[str, float]:
@@ -93,7 +94,9 @@ class Optimality(Callback):
         def identified(models: Tensor) -> Tensor:
             """Returns the part of models [..., P] that the data determine, float64."""
             part = getattr(data, "identified", None)
-            return part(models.double()) if part else models.double()
+            if part:
+                return part(models.double())
+            return models.double()
 
         targets = {
             name: (identified(common.to(w.device)), identified(own.to(w.device)))
@@ -107,7 +110,10 @@ class Optimality(Callback):
         for clients in algorithm.iter_clients("train"):
             if algorithm.has_global:
                 gradients += full_gradients(algorithm, clients, w).double().sum(0)
-            models = algorithm.personalized(clients) if algorithm.has_personalized else w[None]
+            if algorithm.has_personalized:
+                models = algorithm.personalized(clients)
+            else:
+                models = w[None]
             ids = torch.from_numpy(clients.ids).to(w.device)
             counts += counts.new_tensor([(clients.sizes > 0).sum(), len(clients)])
             for k, (_, own) in enumerate(targets.values()):
@@ -133,9 +139,11 @@ class Optimality(Callback):
 
     def _targets(self, algorithm: FederatedAlgorithm, data: Any) -> dict[str, Solution]:
         """Returns the models to compare with, by the name of the error."""
-        targets, penalty = {}, algorithm.personalization_penalty
+        targets = {}
+        penalty = algorithm.personalization_penalty
         if penalty is not None and penalty != self._solved_penalty and hasattr(data, "solve"):
-            self._solved_penalty, self._solution = penalty, data.solve(penalty)
+            self._solved_penalty = penalty
+            self._solution = data.solve(penalty)
         if penalty is not None and self._solution is not None:
             targets["optimization_error"] = self._solution
         if (truth := getattr(data, "true_models", None)) is not None:

@@ -25,7 +25,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.run_summary import summary_table
 from pfl.rounds.checkpoint_io import check_parts
 from pfl.scores import table
-from pfl.scores.evaluation import by_name
+from pfl.scores.evaluation import scores_by_name
 from pfl.scores.names import ScoreName, candidates, scores_among
 from pfl.scores.runs import Row, best_round
 from pfl.scores.table import ScoreTable
@@ -89,16 +89,23 @@ class RunRecorder(Callback):
     @property
     def columns(self) -> dict[str, np.ndarray]:
         """All columns of `clients.csv`; empty before training ends."""
-        return {} if self.table is None else self.table.columns()
+        if self.table is None:
+            return {}
+        return self.table.columns()
 
     # ---- training -----------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         # The rows of another method's run are forgotten; a checkpoint restores its own later.
         if stage == "fit" and getattr(pl_module, "rounds", None) == 0:
-            self.rows, self.seconds, self.settings, self.resumed = [], 0.0, {}, []
+            self.rows = []
+            self.seconds = 0.0
+            self.settings = {}
+            self.resumed = []
         if stage == "fit":
-            self.summary, self.table, self._saved_files = {}, None, None
+            self.summary = {}
+            self.table = None
+            self._saved_files = None
         place = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
         self.place = RunFolder(place, trainer.is_global_zero)
         if stage == "fit":
@@ -119,8 +126,12 @@ class RunRecorder(Callback):
     def _compare_settings(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         """Warns of settings that differ from the checkpoint's, and records from which round."""
         now = settings(configuration(trainer, algorithm, self.config))
-        changed = changes(self.settings, now) if self._saved_files is not None else {}
-        self.settings, rounds = now, len(self.rows)
+        if self._saved_files is not None:
+            changed = changes(self.settings, now)
+        else:
+            changed = {}
+        self.settings = now
+        rounds = len(self.rows)
         if not changed:
             return
         self.resumed.append({"round": rounds + 1, "changed": changed})
@@ -148,8 +159,8 @@ class RunRecorder(Callback):
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
         tested = scores_among(pl_module.row, "test")
         if self.place.writes and pl_module.evaluation and tested:
-            scores = by_name(pl_module.evaluation.scores)
-            table.append(self.folder / table.CLIENTS, pl_module.rounds, scores)
+            scores = scores_by_name(pl_module.evaluation.scores)
+            table.append_scores(self.folder / table.CLIENTS, pl_module.rounds, scores)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         self._write_result(trainer, pl_module, finished=True)
@@ -181,7 +192,10 @@ class RunRecorder(Callback):
         if trainer.state.fn != "fit":
             return
         # A round that has trained but not ended is not repeated by a run that is resumed from here.
-        last = self.rows[-1]["round"] if self.rows else 0
+        if self.rows:
+            last = self.rows[-1]["round"]
+        else:
+            last = 0
         state = checkpoint["callbacks"][self.state_key]
         if last < pl_module.rounds == pl_module.row.get("round"):
             state["rows"] = [*self.rows, pl_module.row]
@@ -192,13 +206,17 @@ class RunRecorder(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         own = {"rows": [], "seconds": 0.0, "files": {}, "settings": {}, "resumed": []}
         check_parts(state_dict, {**own, "config": None}, "RunRecorder")
-        rows, saved = state_dict["rows"], state_dict["files"]
+        rows = state_dict["rows"]
+        saved = state_dict["files"]
         for number, row in enumerate(rows):
             check_parts(row, {"round": 0}, f"RunRecorder.rows[{number}]")
         for name, content in saved.items():
             check_parts(content, torch.zeros(0, dtype=torch.uint8), f"RunRecorder.files.{name}")
-        self.rows, self.seconds, self._saved_files = list(rows), state_dict["seconds"], saved
-        self.settings, self.resumed = state_dict["settings"], list(state_dict["resumed"])
+        self.rows = list(rows)
+        self.seconds = state_dict["seconds"]
+        self._saved_files = saved
+        self.settings = state_dict["settings"]
+        self.resumed = list(state_dict["resumed"])
         self._saved_config = state_dict["config"]
 
     def on_load_checkpoint(
@@ -206,7 +224,8 @@ class RunRecorder(Callback):
     ) -> None:
         if trainer.state.fn == "fit":
             check_parts(checkpoint, {"callbacks": {self.state_key: {}}}, "checkpoint")
-        rounds, limit = checkpoint["federated"]["rounds"], trainer.max_epochs
+        rounds = checkpoint["federated"]["rounds"]
+        limit = trainer.max_epochs
         holds = trainer.state.fn != "fit" or limit is None or limit < 0 or limit >= rounds
         expected = f"at least {rounds}, the number of rounds in the checkpoint"
         require("trainer.max_epochs", limit, holds, expected)
@@ -235,7 +254,10 @@ class RunRecorder(Callback):
 
     def on_predict_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, *_: Any) -> None:
         files.make_folder(self.folder)
-        rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
+        if trainer.world_size > 1:
+            rank = f"-{trainer.global_rank}"
+        else:
+            rank = ""
         if outputs:
             files.append_csv(self.folder / f"predictions{rank}.csv", outputs)
 
@@ -248,46 +270,65 @@ class RunRecorder(Callback):
     def _write_result(
         self, trainer: pl.Trainer, algorithm: FederatedAlgorithm, finished: bool
     ) -> None:
-        loop, rounds = algorithm.run.loop, self.rows[-1]["round"]
-        private = algorithm.run.private
-        found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
-        local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
-        self.table = run_result.ClientTable.of(algorithm, loop, local.get(rounds))
-        scores, epsilons = self.table.scores, self.table.epsilons
-        better, chosen = loop.metrics.higher_is_better, loop.select_by
-        main = candidates(map(str, scores), "test", chosen)
-        names = getattr(loop.datamodule, "client_names", None)
-        self.summary = {
+        local: dict[int, dict[ScoreName, np.ndarray]] = {}
+        for callback in _callbacks(trainer):
+            if hasattr(callback, "by_round"):
+                local = callback.by_round
+                break
+        loop = algorithm.run.loop
+        self.table = run_result.ClientTable.of(algorithm, loop, local.get(self.rows[-1]["round"]))
+        self.summary = self._summary(algorithm, self.table, finished)
+        if self.place.writes:
+            if local:
+                table.write_scores(self.folder / table.LOCAL, ScoreTable.from_rounds(local).rows)
+            self.table.write(self.folder / "clients.csv")
+            files.write_json(self.folder / "summary.json", self.summary)
+
+    def _summary(
+        self, algorithm: FederatedAlgorithm, clients: run_result.ClientTable, finished: bool
+    ) -> dict[str, Any]:
+        """Returns the content of `summary.json`."""
+        loop = algorithm.run.loop
+        scores = clients.scores
+        better = loop.metrics.higher_is_better
+        chosen = loop.select_by
+        model = None
+        for name in candidates(map(str, scores), "test", chosen)[:1]:
+            model = name.model
+        summary: dict[str, Any] = {
             "name": self.folder.name,
             "folder": str(self.folder),
             "algorithm": type(algorithm).__name__,
             "finished": finished,
             **self.rows[-1],
-            "model": main[0].model if main else None,
+            "model": model,
             "select_by": chosen,
             "best": best_round(self.rows, chosen, better),
-            **run_result.compare(scores, better, chosen),
-            **({} if names is None else run_result.named_clients(names, scores, better, chosen)),
-            "distribution": run_result.distributions(scores, better, chosen),
-            "higher_is_better": better,
-            "protocol": loop.describe(),
-            "partition_hash": loop.datamodule.partition.hash,
-            **({} if private is None else {"privacy": private.describe()}),
-            **({} if epsilons is None else {"sample_epsilon": float(epsilons.max())}),
-            **loop.datamodule.left_out(),
-            "seed": loop.seed,
-            "wall_seconds": self.seconds,
-            "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),
-            "peak_memory_bytes": run_result.peak_memory(),
-            "engine": algorithm.oracle.engine.name,
-            **({"resumed": self.resumed} if self.resumed else {}),
-            "versions": run_result.versions(),
+            **run_result.against_local(scores, better, chosen),
         }
-        if self.place.writes:
-            if local:
-                table.write(self.folder / table.LOCAL, ScoreTable.from_rounds(local).rows)
-            self.table.write(self.folder / "clients.csv")
-            files.write_json(self.folder / "summary.json", self.summary)
+        names = getattr(loop.datamodule, "client_names", None)
+        if names is not None:
+            summary |= run_result.named_clients(names, scores, better, chosen)
+        summary["distribution"] = run_result.distributions(scores, better, chosen)
+        summary["higher_is_better"] = better
+        summary["protocol"] = loop.describe()
+        summary["partition_hash"] = loop.datamodule.partition.hash
+        if algorithm.run.private is not None:
+            summary["privacy"] = algorithm.run.private.describe()
+        if clients.epsilons is not None:
+            summary["sample_epsilon"] = float(clients.epsilons.max())
+        summary |= loop.datamodule.left_out()
+        if loop.finetuning.steps:
+            summary["finetuning_samples"] = run_result.finetuning_samples(algorithm, loop)
+        summary["seed"] = loop.seed
+        summary["wall_seconds"] = self.seconds
+        summary["samples_per_second"] = algorithm.samples_seen / max(self.seconds, 1e-9)
+        summary["peak_memory_bytes"] = run_result.peak_memory()
+        summary["engine"] = algorithm.oracle.engine.name
+        if self.resumed:
+            summary["resumed"] = self.resumed
+        summary["versions"] = run_result.versions()
+        return summary
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from pfl import files
 from pfl.scores import table
-from pfl.scores.runs import Row, columns_of
+from pfl.scores.runs import Row, column_names
 
 
 class RunFolder:
     """A run's folder, into which only one process at a time may write, if this one `writes`."""
 
     def __init__(self, path: Path = Path(), writes: bool = True) -> None:
-        self.path, self.writes = path, writes
+        self.path = path
+        self.writes = writes
         self._lock: BaseFileLock | None = None
         self._columns: list[str] = []  # columns of metrics.csv
         self._rounds = 0  # rounds in the method's tables
@@ -53,18 +54,23 @@ class RunFolder:
             saved: The content of the other tables in the checkpoint; None: there is none.
             tables: The tables of the method, without their ending.
         """
-        self._columns, self._rounds = [], len(rows)
+        self._columns = []
+        self._rounds = len(rows)
         if not self.writes:
             return
         # Without saved tables the same objects are fitted again, and have written these files.
         if not rows or saved is not None:
             for name in self._growing(tables):
-                path, content = self.path / name, (saved or {}).get(name)
+                path = self.path / name
+                content = (saved or {}).get(name)
                 if content is None:
                     path.unlink(missing_ok=True)
                     continue
                 begin = content[:12].numpy().tobytes()
-                skip = table.header_size(begin) if path.suffix == ".npy" else 0
+                if path.suffix == ".npy":
+                    skip = table.header_size(begin)
+                else:
+                    skip = 0
                 if not files.restore(path, content, skip):
                     self._warn_restored(name, len(rows))
             if rows and not self._metrics_begin_with(rows):
@@ -108,7 +114,7 @@ class RunFolder:
             files.append(self.path / "metrics.csv", line)
 
     def _rewrite_metrics(self, rows: Sequence[Row]) -> None:
-        self._columns = columns_of(rows)
+        self._columns = column_names(rows)
         files.write_records(self.path / "metrics.csv", rows)
 
     def add_tables(self, rounds: int, recorded: Mapping[str, dict[str, np.ndarray]]) -> None:
@@ -129,7 +135,7 @@ class RunFolder:
         """Returns whether the folder has the result of a run that ended after these rounds."""
         try:
             summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
-        except (OSError, ValueError):
+        except files.UNREADABLE:
             return False
         written = summary.get("finished") and summary.get("round") == rounds
         return bool(written) and (self.path / "clients.csv").is_file()

@@ -6,7 +6,9 @@ import functools
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,15 @@ import numpy as np
 import torch
 
 from pfl import files
+from pfl.clients.schedule import LocalSchedule
 from pfl.communication import Ledger
 from pfl.datamodules import FederatedDataModule
+from pfl.machine import free_cores
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.partition import client_columns
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.distribution import distribution
-from pfl.scores.evaluation import by_name, client_mean
+from pfl.scores.evaluation import client_mean, scores_by_name
 from pfl.scores.names import (
     HIGHER_IS_BETTER,
     Directions,
@@ -34,7 +38,7 @@ from pfl.scores.names import (
 from pfl.version import __version__
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
-Scores = Mapping[ScoreName, np.ndarray]
+_ScoresByName = Mapping[ScoreName, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class ClientTable:
 
     Attributes:
         data: The data module of the clients.
-        scores: Scores of the last evaluation and of the local baseline, [M] by name.
+        scores: _ScoresByName of the last evaluation and of the local baseline, [M] by name.
         ledger: The bytes that the clients sent and received.
         unseen: The ids of the clients that never train.
         epsilons: The ε of each client's samples, [M]; None without `loop.sample_privacy`.
@@ -57,13 +61,17 @@ class ClientTable:
 
     @classmethod
     def of(
-        cls, algorithm: FederatedAlgorithm, loop: FederatedLoop, local: Scores | None = None
+        cls, algorithm: FederatedAlgorithm, loop: FederatedLoop, local: _ScoresByName | None = None
     ) -> ClientTable:
         """Returns the table of a run's present state; every process must call this method."""
         evaluation = getattr(algorithm, "evaluation", None)
-        scores = {**by_name(evaluation.scores if evaluation else {}), **(local or {})}
-        epsilons = algorithm.sample_epsilons() if hasattr(algorithm, "store") else None
-        ledger, unseen = algorithm.client_bytes(), loop.unseen_clients
+        scores = {**scores_by_name(evaluation.scores if evaluation else {}), **(local or {})}
+        if hasattr(algorithm, "store"):
+            epsilons = algorithm.sample_epsilons()
+        else:
+            epsilons = None
+        ledger = algorithm.client_bytes()
+        unseen = loop.unseen_clients
         return cls(loop.datamodule, scores, ledger, unseen, epsilons)
 
     def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
@@ -79,18 +87,35 @@ class ClientTable:
         return columns | {"uplink_bytes": sent, "downlink_bytes": received}
 
     def write(self, path: Path) -> None:
-        """Writes all rows, block by block."""
+        """Writes all rows, block by block, while threads count the labels of the next blocks."""
         rows = range(0, self.data.num_clients, files.CSV_ROWS)
-        blocks = (self.columns(slice(begin, begin + files.CSV_ROWS)) for begin in rows)
-        files.write_csv(path, blocks)
+        slices = [slice(begin, begin + files.CSV_ROWS) for begin in rows]
+        if len(slices) == 1:
+            files.write_csv(path, [self.columns()])
+            return
+        files.write_csv(path, self._blocks(slices))
+
+    def _blocks(self, slices: Sequence[slice]) -> Iterator[dict[str, np.ndarray]]:
+        """Yields the columns of ranges of clients, of which a few are computed ahead."""
+        cores = free_cores()
+        waiting: deque[Future[dict[str, np.ndarray]]] = deque()
+        with ThreadPoolExecutor(cores) as pool:
+            for clients in slices:
+                waiting.append(pool.submit(self.columns, clients))
+                if len(waiting) > 2 * cores:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
 
 
-def compare(scores: Scores, metrics: Directions, select_by: str | None = None) -> dict[str, Any]:
+def against_local(
+    scores: _ScoresByName, metrics: Directions, select_by: str | None = None
+) -> dict[str, Any]:
     """Compares the clients' test scores with the local baseline, if there is one.
 
     Returns the baseline's mean, standard deviation and worst tenth as `test/local/...`, and the
     shares of clients whose federated model is better than, equal to or worse than the baseline as
-    `gained`, `equal` and `lost` (see `gains`).
+    `gained`, `equal` and `lost` (see `gains_over_local`).
     """
     result: dict[str, Any] = {}
     for name, values in scores.items():
@@ -98,15 +123,15 @@ def compare(scores: Scores, metrics: Directions, select_by: str | None = None) -
         accurate = "test/local/accuracy" in result and name.number == "loss"  # is enough
         if name.model == "local" and len(known) and not accurate:
             result |= client_mean(name, known, metrics)
-    if (gain := gains(scores, metrics, select_by)) is not None:
+    if (gain := gains_over_local(scores, metrics, select_by)) is not None:
         shares = {"gained": gain > 0, "equal": gain == 0, "lost": gain < 0}
         have = ~np.isnan(gain)
         result |= {name: float(mask[have].mean()) for name, mask in shares.items()}
     return result
 
 
-def gains(
-    scores: Scores, metrics: Directions | None = None, select_by: str | None = None
+def gains_over_local(
+    scores: _ScoresByName, metrics: Directions | None = None, select_by: str | None = None
 ) -> np.ndarray | None:
     """Returns how much better each client's federated model is than the local baseline, [M].
 
@@ -115,7 +140,10 @@ def gains(
     """
     model = parts_of(select_by)[0]
     for number in HIGHER_IS_BETTER:
-        wanted = f"{model}/{number}" if model else number
+        if model:
+            wanted = f"{model}/{number}"
+        else:
+            wanted = number
         for name in candidates(map(str, scores), "test", wanted)[:1]:
             local = scores.get(name._replace(model="local"))
             if local is not None and not np.isnan(local).all():
@@ -124,7 +152,7 @@ def gains(
 
 
 def distributions(
-    scores: Scores, metrics: Directions, select_by: str | None = None
+    scores: _ScoresByName, metrics: Directions, select_by: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Returns the `distribution` over clients of each test score, and of their "gain"."""
     result = {
@@ -132,13 +160,13 @@ def distributions(
         for name, values in scores.items()
         if name.split == "test"
     }
-    if (gain := gains(scores, metrics, select_by)) is not None:
+    if (gain := gains_over_local(scores, metrics, select_by)) is not None:
         result["gain"] = distribution(gain)
     return {name: numbers for name, numbers in result.items() if numbers}
 
 
 def named_clients(
-    names: Sequence[str], scores: Scores, metrics: Directions, by: str | None
+    names: Sequence[str], scores: _ScoresByName, metrics: Directions, by: str | None
 ) -> dict[str, Any]:
     """Returns the three clients with the worst scores, and those that lost against the baseline."""
     result: dict[str, Any] = {}
@@ -146,9 +174,27 @@ def named_clients(
         order = np.argsort(signed_score(name, 1, metrics) * scores[name])  # NaN comes last
         worst = [int(c) for c in order[:3] if not np.isnan(scores[name][c])]
         result["lowest_clients"] = {names[c]: float(scores[name][c]) for c in worst}
-    if (gain := gains(scores, metrics, by)) is not None:
+    if (gain := gains_over_local(scores, metrics, by)) is not None:
         result["lost_clients"] = [names[client] for client in np.flatnonzero(gain < 0).tolist()]
     return result
+
+
+def finetuning_samples(algorithm: FederatedAlgorithm, loop: FederatedLoop) -> dict[str, float]:
+    """Returns by the number of local steps how many sample gradients `loop.finetune` takes.
+
+    It is the sum over the clients that are fine-tuned, once each: a step has the samples of its
+    mini-batch, and the last mini-batch of an epoch those that are left.
+    """
+    sizes = np.asarray(loop.datamodule.partition.train.sizes)
+    apart = np.concatenate([loop.unseen_clients, loop.participation.attacker_ids])
+    sizes = np.delete(sizes, apart.astype(np.int64))
+    samples = {}
+    for steps in loop.finetuning.steps:
+        schedule = LocalSchedule(algorithm.batch_size, steps=steps)
+        epochs, rest = np.divmod(steps, np.maximum(schedule.steps_per_epoch(sizes), 1))
+        of_rest = np.minimum(rest * (algorithm.batch_size or 0), sizes)
+        samples[str(steps)] = float((epochs * sizes + of_rest).sum())
+    return samples
 
 
 def peak_memory() -> int | None:
@@ -159,7 +205,10 @@ def peak_memory() -> int | None:
         import resource
     except ImportError:  # Windows
         return None
-    unit = 1 if sys.platform == "darwin" else 1024
+    if sys.platform == "darwin":
+        unit = 1
+    else:
+        unit = 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

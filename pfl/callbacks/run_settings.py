@@ -28,7 +28,8 @@ def configuration(
         content: dict[str, Any] = yaml.safe_load(text)
         return content
     loop: Any = trainer.datamodule  # type: ignore[attr-defined]
-    network, data = type(algorithm.network).__name__, loop.datamodule
+    network = type(algorithm.network).__name__
+    data = loop.datamodule
     return {
         "algorithm": type(algorithm).__name__,
         "network": network,
@@ -75,7 +76,10 @@ def _arguments(made: object) -> dict[str, Any]:
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for name, inner in value.items():
-            below = key if name == "init_args" else f"{key}.{name}".lstrip(".")
+            if name == "init_args":
+                below = key
+            else:
+                below = f"{key}.{name}".lstrip(".")
             yield from _flat(inner, below)
     else:
         yield key, value

@@ -20,7 +20,7 @@ from pfl.callbacks.round_checkpoint import RoundCheckpoint
 from pfl.callbacks.run_settings import configuration
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import by_name
+from pfl.scores.evaluation import scores_by_name
 from pfl.scores.names import scores_among
 from pfl.scores.table import ScoreTable
 
@@ -66,7 +66,8 @@ class WandbRecord(Callback):
                 continue_wandb_run(logger, json.loads(path.read_text())["id"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        loop, recorder = pl_module.run.loop, RunRecorder.of(trainer)
+        loop = pl_module.run.loop
+        recorder = RunRecorder.of(trainer)
         self._by_bytes.clear()
         for logger in _loggers(trainer):
             logger.log_hyperparams(configuration(trainer, pl_module, recorder.config))
@@ -80,7 +81,8 @@ class WandbRecord(Callback):
                 _send_partition(run, loop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        loggers, row = _loggers(trainer), pl_module.row
+        loggers = _loggers(trainer)
+        row = pl_module.row
         names = scores_among(row, "test")
         if not loggers or pl_module.evaluation is None or not names:
             return
@@ -90,7 +92,7 @@ class WandbRecord(Callback):
         means = {f"bytes/{name.model}/{name.number}": row[str(name)] for name in names}
         sent = sum(row.get(f"comm/{way}_bytes", 0.0) for way in ("uplink", "downlink"))
         content: dict[str, Any] = {"round": pl_module.rounds, "comm/bytes": sent, **means}
-        for score, values in by_name(pl_module.evaluation.scores).items():
+        for score, values in scores_by_name(pl_module.evaluation.scores).items():
             finite = values[np.isfinite(values)].tolist()
             if score.split == "test" and finite:
                 content[f"clients/{score}"] = wandb.Histogram(finite)
@@ -116,7 +118,10 @@ class WandbRecord(Callback):
 
 
 def _loggers(trainer: pl.Trainer) -> list[WandbLogger]:
-    loggers = trainer.loggers if trainer.is_global_zero else []
+    if trainer.is_global_zero:
+        loggers = trainer.loggers
+    else:
+        loggers = []
     return [logger for logger in loggers if isinstance(logger, WandbLogger)]
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pfl.errors import ConfigError
+from pfl.machine import free_memory
 
 Tier = Literal["device", "memory", "file"]
 # Bytes of a state's first block and of its largest block; block sizes double.
 SMALLEST = 1 << 20
 LARGEST = 1 << 28
-UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not report them
 DEVICE_SHARE = 0.25  # of a GPU's free memory
 
 
@@ -160,62 +157,3 @@ def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = Non
             f"{what} goes to files in {folder}, where {nbytes / 2**20:.0f} MiB more cannot be had "
             f"({error.strerror}); set TMPDIR to a folder with more room"
         ) from error
-
-
-def free_memory(root: Path = Path("/")) -> int:
-    """Returns the bytes of host memory that this process may still take, file caches included.
-
-    The folder `root` has `proc` and `sys`.
-    """
-    return min([_free_on_machine(root / "proc/meminfo"), *_free_in_cgroups(root)])
-
-
-def _free_on_machine(meminfo: Path) -> int:
-    if available := _entry(meminfo, "MemAvailable:"):
-        return 1024 * available
-    if not hasattr(os, "sysconf"):  # Windows has no such call, and no /proc either
-        return UNKNOWN_MEMORY
-    size = os.sysconf("SC_PAGE_SIZE")
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * size
-    # macOS does not report free memory: half of all memory is counted.
-    return os.sysconf("SC_PHYS_PAGES") // 2 * size
-
-
-def _free_in_cgroups(root: Path) -> Iterator[int]:
-    """Yields the free bytes of each control group (container, job) that has a limit."""
-    top = root / "sys/fs/cgroup"
-    own = root / "proc/self/cgroup"
-    if not own.exists():
-        return
-    for line in own.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # version 2
-            group = top
-            limit = "memory.max"
-            usage = "memory.current"
-            cache = "inactive_file"
-        elif "memory" in controllers.split(","):
-            group = top / "memory"
-            cache = "total_inactive_file"
-            limit = "memory.limit_in_bytes"
-            usage = "memory.usage_in_bytes"
-        else:
-            continue
-        group /= path.lstrip("/")
-        # The top group may be the container's own, whose path exists only outside of it.
-        for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # no such file, or its content is "max"
-                used = int((folder / usage).read_text()) - _entry(folder / "memory.stat", cache)
-                yield max(0, int((folder / limit).read_text()) - used)
-
-
-def _entry(table: Path, name: str) -> int:
-    """Returns the number after a name in a table; 0 if there is none."""
-    if not table.exists():
-        return 0
-    for line in table.read_text().splitlines():
-        words = line.split()
-        if words[:1] == [name]:
-            return int(words[1])
-    return 0

@@ -80,7 +80,8 @@ def shuffled_indices(
     """
     first = epoch[0]
     passes = epoch[-1] - epoch[0] + 1
-    owner, nth = ragged_arange(passes)
+    owner = np.repeat(np.arange(len(passes)), passes)
+    nth = np.arange(len(owner)) - np.repeat(np.cumsum(passes) - passes, passes)
     shuffles = np.vstack([owned[:, owner], first[owner] + nth])
     lengths = passes * owned[2]
     at = np.cumsum(lengths) - lengths + (epoch - first) * owned[2] + place

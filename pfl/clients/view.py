@@ -19,7 +19,7 @@ from pfl.clients.schedule import LocalSchedule
 from pfl.datamodules.partitions.index_arrays import Ragged
 from pfl.datamodules.randomness import uniform
 from pfl.datamodules.samples.samples import Samples, TensorSamples, scaled
-from pfl.engines.batch import Batch, Origin, StepBlock, cast, rows_of
+from pfl.engines.batch import Batch, Origin, StepBlock, cast, some_rows
 from pfl.errors import ConfigError
 from pfl.randomness import fold, key
 
@@ -78,6 +78,7 @@ class ClientData:
         self.poison = poison
         self.device = torch.device(device)
         self.transforms = datamodule.transforms
+        self._shown_as_stored = not datamodule.transforms and poison is None
         self.whole_samples: Samples = datamodule.samples.to(device)
         self.frozen: tuple[str, Tensor] | None = None  # what frozen layers give, by its checksum
         # The seed of mini-batches that are Poisson samples; None: they are no Poisson samples.
@@ -251,7 +252,7 @@ class ClientData:
         Yields:
             A range of steps; inputs and targets; the positions in these of the steps' samples.
         """
-        if self.in_memory and not (self.transforms or self.poison):
+        if self._shown_as_stored and self.in_memory:
             samples = typing.cast(TensorSamples, self.samples)
             yield slice(0, len(picks)), samples.inputs, samples.targets, picks
             return
@@ -328,7 +329,7 @@ class Clients:
     @property
     def sizes(self) -> np.ndarray:
         """Number of samples of each client, int64 [C]."""
-        return self.data.sizes(self.split, self.ids)
+        return getattr(self.data.splits, self.split).sizes[self.ids]
 
     @property
     def empty(self) -> slice:
@@ -356,7 +357,7 @@ class Clients:
         state = {name: values[places] for name, values in self.state.items()}
         own = {name: self.received[name][places] for name in self.personal_messages}
         received = {**self.received, **own}
-        buffers = rows_of(self.buffers, places)
+        buffers = some_rows(self.buffers, places)
         return replace(self, ids=self.ids[rows], state=state, received=received, buffers=buffers)
 
     def steps_of(self, schedule: LocalSchedule) -> np.ndarray:
@@ -460,7 +461,7 @@ class Clients:
         """
         order = np.argsort(-self.data.sizes("train", self.ids), kind="stable")
         places = torch.from_numpy(order)
-        buffers = rows_of(self.buffers, places)
+        buffers = some_rows(self.buffers, places)
         sorted_ = Clients(self.ids[order], self.round, self.data, buffers=buffers, dtype=self.dtype)
         return sorted_, places
 

@@ -16,7 +16,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import pfl.datamodules
-import pfl.models  # noqa: F401
+import pfl.models
+import pfl.stages.compression  # noqa: F401
 from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
 from pfl.configuration.files import find_run, read

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -33,10 +33,10 @@ from pfl.method.log import Log, logging_to
 from pfl.method.scoring import Evaluation
 from pfl.method.states import KEPT
 from pfl.method.transport import Group, Read, Transport
-from pfl.rounds.context import Cohort
+from pfl.rounds.cohort import Cohort
 from pfl.rounds.loop import FederatedLoop
 from pfl.stages.private import GRADIENTS
-from pfl.stages.stage import Messages
+from pfl.stages.stage import Messages, Stage
 
 ROOM = 1 << 26  # bytes of an answer beside twice its messages: losses and tables
 HELLO = 60.0  # seconds that a new party has to say who it is
@@ -228,24 +228,57 @@ def _part(answer: Any, kind: type, *path: Any) -> Any:
     return answer
 
 
-def _read_messages(answer: dict[str, Any], like: Messages) -> Messages:
-    """Returns the messages in a party's answer; `like` has all of them but values and bytes."""
-    messages = {}
-    for name, message in like.items():
-        values = torch.from_numpy(_part(answer, np.ndarray, "messages", name, 0))
-        nbytes, expected = _part(answer, int, "messages", name, 1), [1, *message.values.shape[1:]]
-        if list(values.shape) != expected or values.dtype != message.values.dtype:
-            raise WireError(
-                f"the message {name!r} is {values.dtype} {list(values.shape)}; it must be "
-                f"{message.values.dtype} {expected}"
-            )
-        if not values.isfinite().all():
+def _read_messages(
+    answer: dict[str, Any], like: Messages, clients: Clients, stages: Sequence[Stage]
+) -> Messages:
+    """Returns the messages in a party's answer.
+
+    Args:
+        answer: The answer.
+        like: Messages that have all of them but values, payloads and bytes.
+        clients: The party, with what it has received.
+        stages: What reads payloads.
+    """
+    messages: Messages = {name: _read_message(answer, name, like[name]) for name in like}
+    for stage in stages:
+        try:
+            messages = stage.arrived(clients, messages)
+        except (ValueError, IndexError, RuntimeError) as error:
+            raise WireError(f"a message cannot be read by {stage.key}: {error}") from error
+    for name, message in messages.items():
+        if not message.values.isfinite().all():
             raise WireError(f"the message {name!r} is not finite")
-        if nbytes < 0:
-            raise WireError(f"the message {name!r} has {nbytes} bytes")
-        values = values.to(message.values.device)
-        messages[name] = replace(message, values=values, nbytes=torch.tensor([nbytes]))
+        values = message.values.to(like[name].values.device)
+        messages = {**messages, name: replace(message, values=values)}
     return messages
+
+
+def _read_message(answer: dict[str, Any], name: str, like: Message) -> Message:
+    """Returns a message; where it has a payload, its values are still missing."""
+    nbytes = _part(answer, int, "messages", name, 1)
+    if nbytes < 0:
+        raise WireError(f"the message {name!r} has {nbytes} bytes")
+    if like.payload is None:
+        values = _tensor(_part(answer, np.ndarray, "messages", name, 0), name, like.values)
+        return replace(like, values=values, nbytes=torch.tensor([nbytes]))
+    payload = {}
+    for part, expected in like.payload.items():
+        array = _part(answer, np.ndarray, "messages", name, 0, part)
+        payload[part] = _tensor(array, f"{name}.{part}", expected)
+    nbytes = sum(part.nbytes for part in payload.values())
+    return replace(like, payload=payload, nbytes=torch.tensor([nbytes]))
+
+
+def _tensor(array: np.ndarray, name: str, like: Tensor) -> Tensor:
+    """Returns an array as a tensor that has the dtype of `like`, and a row of its length."""
+    values = torch.from_numpy(array)
+    expected = [1, *like.shape[1:]]
+    if list(values.shape) != expected or values.dtype != like.dtype:
+        raise WireError(
+            f"the message {name!r} is {values.dtype} {list(values.shape)}; it must be "
+            f"{like.dtype} {expected}"
+        )
+    return values
 
 
 def _read_log(answer: dict[str, Any]) -> Log:
@@ -355,11 +388,12 @@ class Remote(Transport):
             exchange.begin(method, self.stages, nobody)
             like = exchange.send_first(method, self.stages, nobody)
         ones = [self._one(client, method.rounds) for client in ids.tolist()]
-        requests = {int(one.ids[0]): self.parties.task(one) for one in ones}
+        by_client = {int(one.ids[0]): one for one in ones}
+        requests = {client: self.parties.task(one) for client, one in by_client.items()}
         firsts: dict[int, Messages] = {}
         for client, answer in self.parties.ask("first", requests).items():
             with self.parties.naming(client, "first message"):
-                firsts[client] = _read_messages(answer, like)
+                firsts[client] = _read_messages(answer, like, by_client[client], self.stages)
         return firsts
 
     def first_messages(self, method: Method, ids: np.ndarray) -> Iterator[tuple[Clients, Messages]]:
@@ -396,9 +430,8 @@ class Remote(Transport):
         arrived = {}
         for client, answer in self.parties.ask("train", requests, 2 * room + ROOM).items():
             with self.parties.naming(client, f"round {cohort.round + 1}"):
-                arrived[client] = _Answer(
-                    _read_messages(answer, like), _read_log(answer), answer.get("gradients")
-                )
+                messages = _read_messages(answer, like, sent[client].clients, self.stages)
+                arrived[client] = _Answer(messages, _read_log(answer), answer.get("gradients"))
         self._require(cohort.ids, arrived, cohort.round)
         nobody = self._nobody(cohort.round)
         yield Group(nobody, 0, 0, Log(), read(nobody, like))
@@ -430,7 +463,7 @@ class Remote(Transport):
         with logging_to(Log()), method.in_full_precision():
             exchange.receive(nobody, download, by_name(method.download_for(nobody.ids)))
             exchange.begin(method, self.stages, nobody)
-            return exchange.train(method, self.stages, nobody)
+            return exchange.train_clients(method, self.stages, nobody)
 
     def settle(self, method: Method, group: Group) -> None:
         """Notes whose messages were counted; the clients keep their states themselves."""

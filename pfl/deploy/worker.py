@@ -223,11 +223,17 @@ def _task(request: dict[str, Any]) -> Task:
 
 
 def _messages(messages: Mapping[str, Message]) -> dict[str, Any]:
-    """Returns messages as arrays and plain values, which are all that the server lacks."""
-    return {
-        name: [message.values.cpu().numpy(), int(torch.as_tensor(message.nbytes).sum())]
-        for name, message in messages.items()
-    }
+    """Returns messages as arrays and plain values, which are all that the server lacks.
+
+    Where a message has a payload, its parts travel in place of the values.
+    """
+    sent = {}
+    for name, message in messages.items():
+        values: Any = message.values.cpu().numpy()
+        if message.payload is not None:
+            values = {part: array.cpu().numpy() for part, array in message.payload.items()}
+        sent[name] = [values, int(torch.as_tensor(message.nbytes).sum())]
+    return sent
 
 
 def digest(agreed: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from pfl._private import ScriptLauncher
 from pfl.distributed.orphan import STARTED_BY, die_with_parent, is_child
 from pfl.errors import ConfigError
+from pfl.machine import free_cores
 
 POLL_SECONDS = 0.2  # between two checks that the other processes are alive
 GRACE_SECONDS = 0.5  # for the main thread to end by an error of its own before the watch ends it
@@ -163,13 +164,9 @@ class Launcher(ScriptLauncher):
 
 
 def _share_cores(processes: int) -> None:
-    """Gives this process its share of the machine's cores, unless `OMP_NUM_THREADS` is set."""
+    """Gives this process its share of the free cores, unless `OMP_NUM_THREADS` is set."""
     if "OMP_NUM_THREADS" not in os.environ:
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        cores = os.cpu_count() or 1
-        if affinity:
-            cores = len(affinity(0))
-        threads = max(1, cores // processes)
+        threads = max(1, free_cores() // processes)
         torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl._private import version_of
-from pfl.engines.batch import Batch, Buffers, StepBlock, rows_of
+from pfl.engines.batch import Batch, Buffers, StepBlock, some_rows
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
@@ -84,7 +84,7 @@ class Engine(ABC):
             counts += block.counts.ravel().tolist()
             for batch in block:
                 rows = slice(batch.clients)
-                own = rows_of(buffers, rows)
+                own = some_rows(buffers, rows)
                 f = objective and objective.rows(rows)
                 losses.append(self.take_step(v[rows], batch, step.rows(rows), own, f))
         return torch.cat(losses), counts
@@ -127,7 +127,7 @@ class Engine(ABC):
         """Returns how many of `clients` clients train in lock step, on `threads` threads."""
         share = -(-clients // threads)
         size = self.runner.space.size
-        on_cpu = self.runner.device.type == "cpu"
+        on_cpu = self.runner.space.vector.device.type == "cpu"
         if not self.batched and on_cpu:
             return 1
         if not self.batched:

@@ -159,7 +159,7 @@ def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values
 
 
-def rows_of(values: Tensor | None, rows: slice | int | Tensor) -> Tensor | None:
+def some_rows(values: Tensor | None, rows: slice | int | Tensor) -> Tensor | None:
     """Returns some rows of a tensor, or None where there is no tensor."""
     if values is None:
         return None

@@ -56,11 +56,15 @@ class ChainEngine(Engine):
         losses = [v.new_empty(0)]
         counts: list[int] = []
         for block in blocks:
-            rows = v[: block.clients]
-            own = step.rows(slice(block.clients))
+            clients = block.counts.shape[1]
+            rows = v
+            own = step
+            if clients < len(v):
+                rows = v[:clients]
+                own = step.rows(slice(clients))
             counts += block.counts.ravel().tolist()
-            if block.clients != active:
-                active = block.clients
+            if clients != active:
+                active = clients
                 into = self.chain.models(rows, step.moving)
                 models = into
                 if own.offset is not None:

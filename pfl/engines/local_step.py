@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pfl.engines.batch import rows_of
+from pfl.engines.batch import some_rows
 from pfl.errors import ConfigError, require
 from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import soft_threshold
@@ -51,7 +51,7 @@ class Step(NamedTuple):
     def rows(self, rows: slice) -> "Step":
         """Returns the same step for some rows of v."""
         terms = (self.shift, self.offset, self.scale, self.mask)
-        shift, offset, scale, mask = (rows_of(term, rows) for term in terms)
+        shift, offset, scale, mask = (some_rows(term, rows) for term in terms)
         return self._replace(shift=shift, offset=offset, scale=scale, mask=mask)
 
     def gradient_point(self, v: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from pfl.engines.select import select_engine, select_objective_engine, select_tr
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace, private_copy
-from pfl.randomness import Draws
+from pfl.randomness import DrawKey
 
 _choosing = threading.Lock()  # one thread chooses the engine of objectives
 
@@ -132,7 +132,7 @@ class Oracle:
             self._use(select_engine(self.requested, runner, batch))
 
     def make_private(
-        self, clip: float, noise_multiplier: float, batch_size: int | None, draws: Draws
+        self, clip: float, noise_multiplier: float, batch_size: int | None, draws: DrawKey
     ) -> PrivateEngine:
         """Gives all gradients sample-level privacy; see `PrivateEngine`, which is returned."""
         inner = self.engine
@@ -216,8 +216,11 @@ class Oracle:
         """
         if step.part is not None:
             step = step._replace(moving=self.space.moving(step.part))
-        engine, f = self._engine_of(objective)
-        losses, counts = engine.descend(v, blocks, step, buffers, f)
+        if objective is None:
+            losses, counts = self.engine.descend(v, blocks, step, buffers)
+        else:
+            engine, f = self._engine_of(objective)
+            losses, counts = engine.descend(v, blocks, step, buffers, f)
         if self._count is not None:
             self._count(sum(counts))
         return losses, counts

@@ -13,7 +13,7 @@ from pfl.engines.batch import Batch, Buffers, Origin
 from pfl.engines.objective import Objective
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.errors import ConfigError
-from pfl.randomness import Draws, key
+from pfl.randomness import DrawKey, key
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PrivateEngine(Engine):
         clip: float,
         noise_multiplier: float,
         batch_size: int | None,
-        draws: Draws,
+        draws: DrawKey,
     ) -> None:
         super().__init__(inner.runner)
         self.inner = inner

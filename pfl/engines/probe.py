@@ -35,6 +35,8 @@ def probe(
     """
     device = batch.inputs.device
     network = private_copy(runner.original)  # never run, so it keeps nothing of an earlier run
+    _refuse_max_norm(network)
+    network.train()  # a network's own `train` may keep some layers in evaluation mode
     is_transformed = transform(network)
     plain = replace(runner, network=network, transform=transform)
     plain.to(device, runner.space.vector.dtype)
@@ -63,6 +65,19 @@ def probe(
             buffer.copy_(before[name][2])
     buffers = BufferSpace(network, changed)
     return replace(plain, buffers=buffers, is_stochastic=is_stochastic, channels_last=channels_last)
+
+
+def _refuse_max_norm(network: nn.Module) -> None:
+    """Refuses embeddings that change their own weights in the forward pass.
+
+    The models of clients are rows beside the network, where such a change would be lost.
+    """
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ConfigError(
+                f"network: {name or 'the network'} is an {type(layer).__name__} with max_norm="
+                f"{layer.max_norm}, which changes its weights in each forward pass; give None"
+            )
 
 
 def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_layers: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch, Buffers, rows_of
+from pfl.engines.batch import Batch, Buffers, some_rows
 from pfl.engines.local_step import Step
 from pfl.engines.objective import BatchSamples, Objective, run_watched
 from pfl.randomness import isolated
@@ -76,7 +76,7 @@ class SequentialEngine(Engine):
             randomness = isolated(w.device)
         with torch.enable_grad(), runner.precision(), randomness:
             for c in range(batch.clients):
-                own = rows_of(buffers, c)
+                own = some_rows(buffers, c)
                 loss, parameters, pieces = self.run_client(c, w[c], batch, own, moving, objective)
                 with torch.no_grad():
                     consume(c, parameters, pieces)

@@ -25,6 +25,9 @@ def _begin() -> None:
 class ClientThreads:
     """A pool of single-core threads: small layers scale poorly over cores, clients scale well.
 
+    A thread has one core even if there are more cores than clients: PyTorch's sums differ in their
+    last bits by the number of cores, so that a result would depend on the size of the cohort.
+
     Args:
         count: Number of threads; with 1 everything runs in the calling thread.
 

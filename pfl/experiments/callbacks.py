@@ -76,8 +76,12 @@ class Pruning(Callback):
         metric: str | None = None,
         budget: tuple[str, float] | None = None,
     ) -> None:
-        self.storage, self.study, self.number = storage, study, trial
-        self.after, self.metric, self.budget = after, metric, budget
+        self.storage = storage
+        self.study = study
+        self.number = trial
+        self.after = after
+        self.metric = metric
+        self.budget = budget
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         row = {"round": pl_module.rounds, **pl_module.row}
@@ -135,18 +139,25 @@ def import_optuna() -> Any:
 
 def open_study(path: str, name: str, after: int | None) -> tuple[Study, JournalStorage]:
     """Opens, or creates, an Optuna study that maximizes its objective, and its storage."""
-    optuna, journal = import_optuna(), Path(path)
+    optuna = import_optuna()
+    journal = Path(path)
     journal.parent.mkdir(parents=True, exist_ok=True)
     # Optuna's own lock is a file that outlives a killed process; the system releases this one.
     with FileLock(f"{path}.flock") as lock:
-        content = journal.read_bytes() if journal.is_file() else b""
+        if journal.is_file():
+            content = journal.read_bytes()
+        else:
+            content = b""
         if not content.endswith(b"\n"):  # a killed process has left a part of a line
             with journal.open("ab") as file:
                 file.truncate(content.rfind(b"\n") + 1)
     backend = optuna.storages.journal.JournalFileBackend(path, lock_obj=lock)
     storage = optuna.storages.JournalStorage(backend)
     pruners = optuna.pruners
-    pruner = pruners.NopPruner() if after is None else pruners.MedianPruner(n_warmup_steps=after)
+    if after is None:
+        pruner = pruners.NopPruner()
+    else:
+        pruner = pruners.MedianPruner(n_warmup_steps=after)
     study = optuna.create_study(
         storage=storage, study_name=name, pruner=pruner, direction="maximize", load_if_exists=True
     )

@@ -50,7 +50,10 @@ class Comparison(Grid):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        baseline = self.jobs()[0].run if self.baseline is None else self.baseline
+        if self.baseline is None:
+            baseline = self.jobs()[0].run
+        else:
+            baseline = self.baseline
         object.__setattr__(self, "baseline", baseline)
         known = f"one of {', '.join(self.runs)}"
         require("baseline", baseline, baseline in self.runs, known)
@@ -71,7 +74,9 @@ class Comparison(Grid):
     @property
     def limit(self) -> tuple[str, float] | None:
         """The name and the number of the budget; None: whole runs."""
-        return next(iter(self.budget.items())) if self.budget else None
+        if self.budget:
+            return next(iter(self.budget.items()))
+        return None
 
     def run(
         self,

@@ -43,7 +43,14 @@ OF_FIT = ("trainer", "model", "data", "loop")  # keys of a configuration of `fit
 OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
 # Columns of the tables, which an axis of the same name would overwrite.
 COLUMNS = ("run", "method", "model", "seed", "folder", "status", "round", "diverged", "trial")
-OPEN = ("common", "runs", "grid", "panels", "tables", "full")  # keys that hold configurations
+CONFIGURATIONS = (
+    "common",
+    "runs",
+    "grid",
+    "panels",
+    "tables",
+    "full",
+)  # keys that hold configurations
 INNER = {"inner": True}  # marks a field that no file has
 OWNER = ".source"  # in a folder of results: the file that they belong to
 
@@ -110,7 +117,10 @@ class Grid:
     def __post_init__(self) -> None:
         for key in ("common", "runs"):
             require(key, getattr(self, key), bool(getattr(self, key)), "keys and their values")
-        seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+        if isinstance(self.seeds, int):
+            seeds = list(range(self.seeds))
+        else:
+            seeds = self.seeds
         holds = bool(seeds) and min(seeds) >= 0 and len(set(seeds)) == len(seeds)
         expected = "their number, at least 1, or a list of different whole numbers"
         require("seeds", self.seeds, holds, expected)
@@ -138,7 +148,8 @@ class Grid:
 
     def jobs(self) -> list[Job]:
         """Returns all runs, in the order of the file."""
-        jobs, points = [], itertools.product(*(values.items() for values in self.grid.values()))
+        jobs = []
+        points = itertools.product(*(values.items() for values in self.grid.values()))
         for run, point in itertools.product(self.runs, points):
             if any(run in change["without"] for _, change in point):
                 continue
@@ -166,7 +177,7 @@ class Grid:
         path = files.find(str(name))
         if path is None:
             raise ConfigError(f"{name}: there is no such file")
-        return cls.from_content(path, read(path, cls), changes=changes)
+        return cls.from_content(path, read_experiment(path, cls), changes=changes)
 
     @classmethod
     def from_content(cls: type[G], path: Path, content: Config, **inner: Any) -> G:
@@ -184,9 +195,11 @@ class Grid:
         try:
             parsed = parser.parse_object(deepcopy(given))  # it changes lists in place
             # What the classes in configurations stand for is built when a run begins.
-            closed = {key: value for key, value in vars(parsed).items() if key not in OPEN}
+            closed = {
+                key: value for key, value in vars(parsed).items() if key not in CONFIGURATIONS
+            }
             values = vars(parser.instantiate(Namespace(closed)))
-            opened = {key: given[key] for key in OPEN if key in given}
+            opened = {key: given[key] for key in CONFIGURATIONS if key in given}
             return cls(**values, **opened, **inner)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
@@ -208,9 +221,15 @@ class Grid:
         shipped = {path.resolve(): name for name, path in files.names(files.shipped()).items()}
         owner = shipped.get(Path(self.source).resolve()) or os.path.relpath(self.source, folder)
         path = folder / OWNER
-        before = path.read_text() if path.is_file() else owner
+        if path.is_file():
+            before = path.read_text()
+        else:
+            before = owner
         if before != owner:
-            known = before if before in shipped.values() else os.path.normpath(folder / before)
+            if before in shipped.values():
+                known = before
+            else:
+                known = os.path.normpath(folder / before)
             raise ConfigError(
                 f"{command}: {folder} holds the results of {known}; give another folder as --out"
             )
@@ -218,7 +237,7 @@ class Grid:
         return folder
 
 
-def read(path: Path, experiment: type[Grid]) -> Config:
+def read_experiment(path: Path, experiment: type[Grid]) -> Config:
     """Returns the checked content of a file, without dotted keys in `full`."""
     content = files.read(path)
     keys = [f.name for f in fields(experiment) if not f.metadata]
@@ -295,7 +314,8 @@ def _axis(key: str, values: Any) -> tuple[str, dict[Any, Config]]:
 def _point(where: str, change: Any) -> Config:
     """Returns a change of the grid without dotted keys, with `runs` and `without`."""
     content = _change(where, change)
-    runs, without = change.get("runs") or {}, change.get("without", [])
+    runs = change.get("runs") or {}
+    without = change.get("without", [])
     require(f"{where}.runs", runs, isinstance(runs, dict), "keys and their values")
     require(f"{where}.without", without, isinstance(without, list), "a list of runs")
     runs = {str(run): _change(f"{where}.runs.{run}", more or {}) for run, more in runs.items()}
@@ -320,8 +340,12 @@ def nest(content: Config) -> Config:
     result: Config = {}
     for key, value in content.items():
         head, _, rest = str(key).partition(".")
-        value = nest({rest: value} if rest else value) if rest or isinstance(value, dict) else value
-        result[head] = merge(result[head], value) if head in result else value
+        if rest or isinstance(value, dict):
+            value = nest({rest: value} if rest else value)
+        if head in result:
+            result[head] = merge(result[head], value)
+        else:
+            result[head] = value
     return result
 
 

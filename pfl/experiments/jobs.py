@@ -28,14 +28,20 @@ from pfl.configuration.messages import explain
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
-from pfl.experiments.workers import spread
+from pfl.experiments.progress import Expected, Watch, say
+from pfl.experiments.workers import side_by_side, visible_cards, workers_that_fit
 from pfl.files import content, make_folder, read_json, write_json
 from pfl.scores.runs import OUTCOME, Run
 
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": True}
-PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
+QUIET_TRAINER = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": True,
+}
+OUR_PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
 DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
-INSTALLED, STDLIB = {"site-packages", "dist-packages"}, Path(sysconfig.get_path("stdlib"))
+INSTALLED = {"site-packages", "dist-packages"}
+STDLIB = Path(sysconfig.get_path("stdlib"))
 DATA_KEYS = ("model", "data", "loop")  # the groups whose files a run reads
 DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes published data sets
 
@@ -58,9 +64,14 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     if known := finished_outcome(job, root, keep):
         return {**known, "reused": True}
     folder = root / job.folder
-    identity, before = _identity(job), _recorded_outcome(folder)
+    identity = _identity(job)
+    before = _recorded_outcome(folder)
     make_folder(folder.parent, "--out")
-    settings: Config = {**QUIET, "name": folder.name, "default_root_dir": str(folder.parent)}
+    settings: Config = {
+        **QUIET_TRAINER,
+        "name": folder.name,
+        "default_root_dir": str(folder.parent),
+    }
     config = merge(job.config, {"trainer": settings})
     if keep:
         best = "pfl.experiments.callbacks.BestRound"
@@ -71,7 +82,10 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     last = folder / "checkpoints" / "last.ckpt"
     interrupted = path.is_file() and path.read_text() == text and last.is_file()
     begun = time.monotonic()
-    status = _fit(path, last) if interrupted else None
+    if interrupted:
+        status = _fit(path, last)
+    else:
+        status = None
     if status is None or not (folder / "summary.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)  # it is of another configuration, code or data
         path.write_text(text)
@@ -96,7 +110,9 @@ def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
     lacks = keep and not (root / job.folder / "checkpoints" / "last.ckpt").is_file()
     if not outcome or (lacks and outcome.get("status") != "diverged"):
         return {}
-    return outcome if _identity(job).items() <= outcome.items() else {}
+    if _identity(job).items() <= outcome.items():
+        return outcome
+    return {}
 
 
 def _recorded_outcome(folder: Path) -> Config:
@@ -116,7 +132,8 @@ def read_run(job: Job, root: Path, outcome: Config) -> Run:
 def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
     """Returns a configuration with one callback more."""
     known = config.get("trainer", {}).get("callbacks") or []
-    known = known if isinstance(known, list) else [known]
+    if not isinstance(known, list):
+        known = [known]
     callbacks = [*known, {"class_path": class_path, "init_args": arguments}]
     return merge(config, {"trainer": {"callbacks": callbacks}})
 
@@ -160,14 +177,16 @@ def code_version(config: str = "") -> str:
     result, the modules that the configuration (as JSON) names and that are not installed, and what
     these import of such modules.
     """
-    return _version_of(frozenset(match[1] for match in DOTTED.finditer(config)) - {*PACKAGES})
+    return _version_of(frozenset(match[1] for match in DOTTED.finditer(config)) - {*OUR_PACKAGES})
 
 
 @functools.cache  # the same modules for many configurations
 def _version_of(named: frozenset[str]) -> str:
     """Returns the hash of this framework, some modules, and what these import."""
-    digest, files = hashlib.sha256(_framework()), dict[Path, None]()
-    modules, known = sorted(named), {*named, *PACKAGES}
+    digest = hashlib.sha256(_framework())
+    files = dict[Path, None]()
+    modules = sorted(named)
+    known = {*named, *OUR_PACKAGES}
     for module in modules:  # the list grows by what modules import
         for path in _sources(module):
             files[path] = None
@@ -183,7 +202,7 @@ def _version_of(named: frozenset[str]) -> str:
 def _framework() -> bytes:
     """Returns a hash of this framework's source files and of versions."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
-    for package in PACKAGES:
+    for package in OUR_PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             for path in sorted(Path(folder).rglob("*.py")):
@@ -243,7 +262,9 @@ def data_version(config: Config) -> str:
 def _paths(value: Any, key: str = "") -> Iterator[Path]:
     """Yields the files and folders that a part of a configuration names."""
     if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else ((key, entry) for entry in value)
+        items = [(key, entry) for entry in value]
+        if isinstance(value, dict):
+            items = list(value.items())
         for name, entry in items:
             yield from _paths(entry, str(name))
     elif isinstance(value, str) and value and key != "class_path":
@@ -278,20 +299,57 @@ def run_all(
 
     All runs must compute the score `metric`, if there is one.
     """
-    check([job for job in jobs if not finished_outcome(job, root, keep)], metric)
+    made = {root / job.folder for job in jobs if finished_outcome(job, root, keep)}
+    check_jobs([job for job in jobs if root / job.folder not in made], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)
     outcomes: dict[Path, Config] = {}
-    for job, outcome in spread(work, jobs, workers):
-        outcomes[job.folder] = outcome
-        again = outcome.get("again") and f" (again, since the {outcome['again']} changed)"
-        done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again or ''}"
-        status = "" if outcome["status"] == "finished" else f", {outcome['status']}"
-        number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
-        print(f"[{number}] {job}: {done}{status}", flush=True)
+    count, cards = places_for(jobs, len(jobs), workers)
+    expected = [Expected.of(str(job), root / job.folder, job.config) for job in jobs]
+    with Watch(expected, made, metric):
+        for job, outcome in side_by_side(work, jobs, count, cards):
+            outcomes[job.folder] = outcome
+            number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
+            say(f"[{number}] {job}: {_outcome_words(outcome)}")
     return outcomes
 
 
-def check(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:
+def _outcome_words(outcome: Config) -> str:
+    """Returns how a run has ended, in words."""
+    words = f"{outcome['seconds']:.1f} s"
+    if outcome["reused"]:
+        words = "as before"
+    elif outcome.get("again"):
+        words += f" (again, since the {outcome['again']} changed)"
+    if outcome["status"] != "finished":
+        words += f", {outcome['status']}"
+    return words
+
+
+def places_for(
+    jobs: Iterable[Job], tasks: int, workers: int | None = None
+) -> tuple[int, list[str]]:
+    """Returns in how many processes these tasks take place, and the GPUs that these share out.
+
+    Runs on the CPU, and runs that take several GPUs each, share none out; the latter take place one
+    at a time.
+
+    Args:
+        jobs: The runs.
+        tasks: The number of tasks that make them.
+        workers: The number of processes that the user asks for; None: as many as fit.
+    """
+    trainers = [job.config.get("trainer") or {} for job in jobs]
+    if all(one.get("accelerator") == "cpu" for one in trainers):
+        cards = []
+    else:
+        cards = visible_cards()
+    several = any(str(one.get("devices", 1)) not in ("1", "[0]", "None") for one in trainers)
+    if cards and several:
+        return workers or 1, []
+    return workers or workers_that_fit(tasks, len(cards)), cards
+
+
+def check_jobs(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
     A mistake in the last run is so found before the first begins. All runs must compute the score

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -28,12 +27,12 @@ from pfl.callbacks.run_result import versions
 from pfl.configuration import files
 from pfl.errors import ConfigError
 from pfl.experiments.comparison import Comparison
-from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
+from pfl.experiments.grid import INNER, Config, Job, merge, nest, read_experiment
 from pfl.experiments.jobs import read_run, run_all
 from pfl.experiments.results import save_figure
 from pfl.files import csv_lines, make_folder, write
-from pfl.report.crosstab import Table as Crosstab
-from pfl.report.crosstab import read_table
+from pfl.machine import free_cores
+from pfl.report.crosstab import Crosstab, read_table
 from pfl.report.curves import Panel, read_panel
 from pfl.report.table import Cell, Table, text
 
@@ -66,7 +65,8 @@ class Reproduction(Comparison):
         super().__post_init__()
         if not (self.panels or self.tables):
             raise ConfigError("panels: null; a figure needs panels, or tables")
-        runs, axes = list(self.runs), self.grid
+        runs = list(self.runs)
+        axes = self.grid
         panels = [read_panel(self.name, panel, runs, axes) for panel in self.panels]
         tables = [read_table(self.name, entry, runs, axes) for entry in self.tables]
         shown = [*panels, *(entry.panel for entry in tables)]
@@ -76,7 +76,8 @@ class Reproduction(Comparison):
             object.__setattr__(self, "baseline", self.jobs()[0].run)
 
     def jobs(self) -> list[Job]:
-        jobs, shown = super().jobs(), self.shown
+        jobs = super().jobs()
+        shown = self.shown
         return [j for j in jobs if not shown or any(p.shows(j.run, j.axes) for p in shown)]
 
     @classmethod
@@ -93,12 +94,14 @@ class Reproduction(Comparison):
         path, name, runs_of, content = _resolve(str(name))
         if full:
             content = merge(content, content.get("full") or {})
-            name, runs_of = f"{name}-full", f"{runs_of}-full"
+            name = f"{name}-full"
+            runs_of = f"{runs_of}-full"
         return cls.from_content(path, content, name=name, runs_of=runs_of, changes=changes)
 
     def plan(self) -> str:
         """Returns what the file remarks on the paper's values and ours, and all runs with sizes."""
-        remarks, path = "", Path(str(self.source))
+        remarks = ""
+        path = Path(str(self.source))
         while True:
             lines = path.read_text().splitlines()
             comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
@@ -109,8 +112,10 @@ class Reproduction(Comparison):
             path = _resolve(base)[0]
         rows: dict[Path, list[Cell]] = {}
         for job in self.jobs():
-            model, data = job.config["model"], job.config["data"]
-            loop, trainer = job.config.get("loop") or {}, job.config["trainer"]
+            model = job.config["model"]
+            data = job.config["data"]
+            loop = job.config.get("loop") or {}
+            trainer = job.config["trainer"]
             clients = (data.get("init_args") or {}).get("num_clients", "all")
             sampled = loop.get("clients_per_round") or clients
             names = [entry["class_path"].rpartition(".")[2] for entry in (model, data)]
@@ -133,7 +138,8 @@ class Reproduction(Comparison):
         Returns:
             The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
         """
-        out, all_jobs = Path(out), self.jobs()
+        out = Path(out)
+        all_jobs = self.jobs()
         root = out / self.runs_of
         make_folder(root, "reproduce: --out")
         outcomes = run_all(all_jobs, root, workers=jobs)
@@ -162,7 +168,7 @@ class Reproduction(Comparison):
             parts.append(
                 f"Made by `pfl {command or f'reproduce {self.name}'}`: {len(outcomes)} runs that "
                 f"took {minutes:.1f} minutes in all, with {packages}, on {platform.system()} "
-                f"{platform.machine()} with {os.cpu_count()} cores.\n"
+                f"{platform.machine()} with {free_cores()} cores.\n"
             )
             write(paths[-1], "\n".join(parts))
         return paths
@@ -173,12 +179,16 @@ def rows_of(job: Job, root: Path, outcome: Config) -> Iterator[Config]:
 
     A diverged run has one more row, without values, for the round in which it diverged.
     """
-    place, run = {"run": job.run, **job.axes, "seed": job.seed}, read_run(job, root, outcome)
+    place = {"run": job.run, **job.axes, "seed": job.seed}
+    run = read_run(job, root, outcome)
     for row in run.rows:
         finite = {key: value for key, value in row.items() if math.isfinite(value)}
         yield {**place, "diverged": 0, **finite}
     if run.diverged:
-        last = run.rows[-1]["round"] if run.rows else 0
+        if run.rows:
+            last = run.rows[-1]["round"]
+        else:
+            last = 0
         yield {**place, "diverged": 1, "round": int(last) + 1}
 
 
@@ -211,14 +221,17 @@ def _resolve(name: str) -> tuple[Path, str, str, Config]:
     if path is None:
         raise ConfigError(f"reproduce: there is no figure {name!r}; known are {', '.join(figures)}")
     name = next((key for key, file in figures.items() if file.samefile(path)), path.stem)
-    content = _nest_content(path, read(path, Reproduction))
+    content = _nest_content(path, read_experiment(path, Reproduction))
     base_name = content.get("base")
     if base_name is None:
         return path, name, name, content
     if not isinstance(base_name, str):
         raise ConfigError(f"{path}: base: {base_name!r}; it must be a name")
     _, _, folder, base = _resolve(base_name)
-    shown = {"panels", "tables"} if content.keys() & {"panels", "tables"} else set()
+    if content.keys() & {"panels", "tables"}:
+        shown = {"panels", "tables"}
+    else:
+        shown = set()
     replaced_keys = shown | (content.keys() & {"grid"})
     whole = merge({k: v for k, v in base.items() if k not in replaced_keys}, content)
     return path, name, folder, whole

@@ -11,10 +11,11 @@ from typing import Any
 import pfl.report.comparison_tables as tables
 from pfl.errors import ConfigError
 from pfl.files import make_folder, write, write_figure, write_records
-from pfl.report.comparison import Comparison as Point
-from pfl.report.comparison import point_text
-from pfl.report.table import escape, latex, markdown, text
+from pfl.report.comparison import ComparedRuns, point_text
+from pfl.report.table import latex, markdown, text
 from pfl.scores.runs import Run, find_runs, read_runs
+
+NOT_IN_LATEX = ("parameters", "seconds")  # columns that papers do not print
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Results:
         bandwidth: Bits a second of each client, for a figure of the time of communication.
     """
 
-    points: Sequence[Point]
+    points: Sequence[ComparedRuns]
     title: str = "Comparison"
     bandwidth: float | None = None
 
@@ -64,9 +65,10 @@ class Results:
         groups: dict[str, list[Run]] = {}
         for run in runs:
             groups.setdefault(json.dumps(run.point, default=str), []).append(run)
-        first, taken = baseline or labels[0], tuning or {}
+        first = baseline or labels[0]
+        taken = tuning or {}
         points = [
-            Point(group, first, budget, point_text(group[0].point) or title, taken, metric)
+            ComparedRuns(group, first, budget, point_text(group[0].point) or title, taken, metric)
             for group in groups.values()
         ]
         return cls(points, title, bandwidth)
@@ -113,9 +115,15 @@ class Results:
 
     def __str__(self) -> str:
         """Returns the tables as text."""
-        parts = [text(tables.overview_table(self.points))] if len(self.points) > 1 else []
+        if len(self.points) > 1:
+            parts = [text(tables.overview_table(self.points))]
+        else:
+            parts = []
         for point in self.points:
-            head = f"{point.title}\n\n" if len(self.points) > 1 else ""
+            if len(self.points) > 1:
+                head = f"{point.title}\n\n"
+            else:
+                head = ""
             pair = (tables.score_table(point), tables.statistics_table(point))
             parts.append(f"{head}{text(pair[0])}\n{text(pair[1])}\n{' '.join(point.notes())}\n")
         return "\n".join(parts)
@@ -127,7 +135,8 @@ class Results:
             ConfigError: A file cannot be written.
         """
         make_folder(folder, "--out")
-        page, tex = [f"# {self.title}\n"], []
+        page = [f"# {self.title}\n"]
+        tex = []
         if len(self.points) > 1:
             overview = tables.overview_table(self.points)
             page.append(markdown(overview))
@@ -135,8 +144,11 @@ class Results:
         for point in self.points:
             pair = [tables.score_table(point), tables.statistics_table(point)]
             notes = " ".join(point.notes())
-            page += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
-            tex += [*map(latex, pair), rf"\par\footnotesize {escape(notes)}" + "\n"]
+            if len(self.points) > 1:
+                page.append(f"## {point.title}\n")
+            page += [*map(markdown, pair), notes + "\n"]
+            printed = [head for head in pair[0].heads if head not in NOT_IN_LATEX]
+            tex += [latex(pair[0], columns=printed, notes=notes), latex(pair[1])]
         names = ("comparison.md", "comparison.tex", "comparison.csv", "runs.csv")
         files = [folder / name for name in names]
         write(files[0], "\n".join(page))

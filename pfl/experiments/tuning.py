@@ -19,12 +19,21 @@ from pfl.errors import ConfigError
 from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, open_study, trial_of
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
-from pfl.experiments.jobs import check, code_version, data_version, execute, read_run, with_callback
-from pfl.experiments.workers import spread
+from pfl.experiments.jobs import (
+    check_jobs,
+    code_version,
+    data_version,
+    execute,
+    places_for,
+    read_run,
+    with_callback,
+)
+from pfl.experiments.progress import Expected, Watch, say
+from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
-from pfl.scores.runs import best_round
+from pfl.scores.runs import OUTCOME, best_round
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -40,7 +49,7 @@ class Range:
     Args:
         low: The least one.
         high: The largest one; whole numbers as `low` and `high` give whole numbers.
-        log: Draws from the logarithms.
+        log: DrawKey from the logarithms.
     """
 
     low: int | float
@@ -58,11 +67,15 @@ Space = dict[str, list[Any] | Range]  # all values or a range, by dotted key
 def read_space(where: str, content: Any) -> Space:
     """Returns the checked values to try, by dotted key: lists, and ranges or their arguments."""
     require(where, content, isinstance(content, dict), "keys and the values to try")
-    parser, space = ArgumentParser(exit_on_error=False), Space()
+    parser = ArgumentParser(exit_on_error=False)
+    space = Space()
     parser.add_argument("--tried", type=list[bool | int | float | str | None] | Range)
     for key, values in content.items():
         try:
-            given = asdict(values) if isinstance(values, Range) else values
+            if isinstance(values, Range):
+                given = asdict(values)
+            else:
+                given = values
             space[str(key)] = parser.instantiate(parser.parse_object({"tried": given})).tried
             if values == []:
                 raise ValueError
@@ -124,7 +137,8 @@ class Tuning(Comparison):
     spaces: dict[str, Space] = field(default_factory=dict, metadata=INNER)
 
     def __post_init__(self) -> None:
-        runs, spaces = dict(self.runs), dict(self.spaces)
+        runs = dict(self.runs)
+        spaces = dict(self.spaces)
         for run, change in runs.items():
             own: Any = {}
             if isinstance(change, dict) and "space" in change:
@@ -164,9 +178,18 @@ class Tuning(Comparison):
             for run, space in self.spaces.items()
         }
         tried = [job.with_changes([nest(first[job.run])]) for job in places]
-        check(tried, self.score, validated=True)
+        check_jobs(tried, self.score, validated=True)
         work = functools.partial(tune_run, tuning=self, root=root)
-        found = {str(job): one for job, one in spread(work, places, jobs)}
+        count, cards = places_for(tried, len(places), jobs)
+        trials = [
+            Expected.of(f"{place.label}, trial {number + 1}", root / folder, place.config)
+            for place in places
+            for number in range(self.tune.trials)
+            for folder in _trial_folders(place, number, self.tune)
+        ]
+        made = {one.folder for one in trials if (one.folder / OUTCOME).is_file()}
+        with Watch(trials, made, self.score):
+            found = {str(job): one for job, one in side_by_side(work, places, count, cards)}
         return Tuned(self, [found[str(job)] for job in places])
 
 
@@ -204,7 +227,9 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
     """
     from optuna.samplers import TPESampler
 
-    space, folder, after = tuning.spaces[job.run], root / job.folder.parent, tuning.tune.prune_after
+    space = tuning.spaces[job.run]
+    folder = root / job.folder.parent
+    after = tuning.tune.prune_after
     settings = [job.config, space, after, tuning.score, tuning.limit, tuning.tune.seeds]
     settings += [code_version(json.dumps(job.config, default=str)), data_version(job.config)]
     name = f"study-{_digest(settings)[:16]}"  # YAML reads some digests, such as 12e34, as numbers
@@ -212,11 +237,15 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
     study, storage = open_study(path, name, after)
     pruning: Config = {"storage": path, "study": name, "after": after, "metric": tuning.score}
     pruning["budget"] = tuning.limit and list(tuning.limit)
-    records, best = [], None
+    records = []
+    best = None
     for number in range(tuning.tune.trials):
         study.sampler = TPESampler(seed=int(_digest([tuning.tune.seed, job.label, number])[:8], 16))
         known = number < len(study.get_trials(deepcopy=False))
-        trial = trial_of(study, storage, number) if known else study.ask()
+        if known:
+            trial = trial_of(study, storage, number)
+        else:
+            trial = study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
         config = job.with_changes([nest(values)]).config
         if tuning.tune.seeds == 1:
@@ -224,11 +253,13 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         one = Job(f"trial{number}", {}, job.seed, config)
         record = _try(study, trial, one, tuning, folder)
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
-        score = f"{record['score']:.4f}" if record["score"] is not None else "–"
-        print(
+        if record["score"] is not None:
+            score = f"{record['score']:.4f}"
+        else:
+            score = "–"
+        say(
             f"{job.label}, trial {number + 1}/{tuning.tune.trials}: {score} ({record['state']}; "
-            f"{_values_text(values)})",
-            flush=True,
+            f"{_values_text(values)})"
         )
         value = study.get_trials(deepcopy=False)[number].value
         if record["state"] == "finished" and value is not None and (not best or value > best[0]):
@@ -239,6 +270,13 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         )
     _, values, record = best
     return Found(job, values, record["score"], record["selected_by"], records)
+
+
+def _trial_folders(place: Job, number: int, tune: Tune) -> list[Path]:
+    """Returns the folders of a trial's runs, one for each seed, below that of the experiment."""
+    seeds = range(place.seed, place.seed + tune.seeds)
+    folders = [Job(f"trial{number}", {}, seed, {}).folder for seed in seeds]
+    return [place.folder.parent / folder for folder in folders]
 
 
 def _digest(content: Any) -> str:
@@ -258,13 +296,18 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
     """Runs a trial in `folder`, unless it has ended, and returns its record."""
     from optuna.trial import TrialState
 
-    scores, state, name = list[float](), "finished", None
+    scores = list[float]()
+    state = "finished"
+    name = None
     costs: dict[str, float] = dict.fromkeys(COSTS, 0)
     for seed in range(job.seed, job.seed + tuning.tune.seeds):
         one = replace(job, seed=seed, config={**job.config, "seed_everything": seed})
         outcome = execute(one, folder)
         run = read_run(one, folder, outcome)
-        last = run.rows[-1] if run.rows else {}
+        if run.rows:
+            last = run.rows[-1]
+        else:
+            last = {}
         best = best_round(run.within(tuning.limit), tuning.score, run.metrics)
         costs["rounds"] += last.get("round", 0)
         costs["gradients"] += last.get("train/samples", 0.0)
@@ -278,7 +321,8 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
             name = best["selected_by"]
             scores.append(best[str(name)])
     known = study.get_trials(deepcopy=False)[trial.number]
-    state = "pruned" if PRUNED in known.user_attrs else state
+    if PRUNED in known.user_attrs:
+        state = "pruned"
     record: Config = {
         "state": state,
         "score": sum(scores) / len(scores) if scores and state != "diverged" else None,
@@ -315,7 +359,8 @@ class Tuned:
         head = ["method", *axes, "best values", "validation score", "trials", "pruned", "diverged"]
         rows: list[list[Cell]] = []
         for one in self.found:
-            states, spent = [record["state"] for record in one.records], one.cost()
+            states = [record["state"] for record in one.records]
+            spent = one.cost()
             place = [one.job.run, *map(str, one.job.axes.values())]
             counts = [len(states), states.count("pruned"), states.count("diverged")]
             score = f"{one.score:.4f} ({one.metric})"
@@ -331,11 +376,13 @@ class Tuned:
 
         With a grid, what tuning took is the mean over the points of the grid.
         """
-        tuning, spent = self.tuning, dict[str, list[dict[str, int]]]()
+        tuning = self.tuning
+        spent = dict[str, list[dict[str, int]]]()
         runs = {run: functools.reduce(merge, tuning.changes, c) for run, c in tuning.runs.items()}
         grid = {a: {v: dict(c) for v, c in values.items()} for a, values in tuning.grid.items()}
         for one in self.found:
-            run, best = one.job.run, nest(one.best)
+            run = one.job.run
+            best = nest(one.best)
             spent.setdefault(run, []).append(one.cost())
             if not one.job.axes:
                 runs[run] = merge(runs[run], best)

@@ -66,7 +66,7 @@ class RestoredRun(FederatedCLI):
         algorithm = self.model
         trainer.datamodule = loop  # type: ignore[attr-defined]
         loop.trainer = trainer
-        algorithm.trainer = trainer
+        algorithm.attach(trainer)
         content = trainer.strategy.checkpoint_io.load_checkpoint(self.checkpoint)
         if isinstance(loop.datamodule, RemoteData):
             parties = content["callbacks"]["Server"]["parties"]

@@ -18,6 +18,7 @@ from pfl.method.features import (
     label_counts,
     linear_head,
     number_of_classes,
+    require_classes,
 )
 from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
@@ -71,6 +72,7 @@ __all__ = [
     "refuse_factors",
     "replace_values_in",
     "require",
+    "require_classes",
     "require_one_of",
     "require_part",
     "select_part",

@@ -11,12 +11,14 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import Ledger, Message
+from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.local_step import OptimizerFactory, check_server_step
 from pfl.errors import ConfigError, require_one_of
@@ -31,9 +33,9 @@ from pfl.method.round import run_round
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.transport import Compared, Pooled, Simulation, Transport, chunks_of
 from pfl.randomness import Secret
-from pfl.rounds.context import Cohort, RunContext
+from pfl.rounds.cohort import Cohort
+from pfl.stages.mean import Stages
 from pfl.stages.private import GRADIENTS
-from pfl.stages.stage import Stage
 
 
 class FederatedAlgorithm(Method):
@@ -79,7 +81,7 @@ class FederatedAlgorithm(Method):
     """
 
     transport: Transport
-    stages: list[Stage]
+    stages: Stages
     context: RunContext
 
     def __init__(
@@ -96,7 +98,7 @@ class FederatedAlgorithm(Method):
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
         check_server_step(self.server_optimizer_factory)
         self.evaluation: Evaluation | None = None
-        self.stages = []
+        self.stages = Stages((), weighting)
         self.process_threads = torch.get_num_threads()
         self._given: Transport | None = None  # what `connect` was given
         self._strict = False  # whether all hooks are checked in all rounds
@@ -126,8 +128,12 @@ class FederatedAlgorithm(Method):
         """Takes the facts of a run, which a callback may read before the method's own `setup`."""
         self.__dict__["run"] = run
 
+    def attach(self, trainer: pl.Trainer) -> None:
+        """Belongs to a Trainer that neither fits nor tests, such as that of an export."""
+        self.trainer = trainer
+
     def take_secret(self, secret: Secret) -> None:
-        """Draws noise and private cohorts from a key, such as that of a checkpoint."""
+        """DrawKey noise and private cohorts from a key, such as that of a checkpoint."""
         self.run.loop.take_secret(secret)
         if self.run.private is not None and not self.run.private.privacy.reproducible:
             self.run.private.draw_from(secret)
@@ -167,7 +173,7 @@ class FederatedAlgorithm(Method):
         final = trainer.precision != "64-true" or self.space.vector.dtype == torch.float64
         precision = trainer.precision_plugin.forward_context
         probe = set_up.inspect_network(self, loop, device, precision, store=final)
-        self.begin_late_states()
+        self.make_late_states()
         self._make_stages()
         set_up.plan_chunks(self, loop, probe)
         if stage == "fit":
@@ -231,7 +237,7 @@ class FederatedAlgorithm(Method):
         self.run.loop.read_ahead_from(self.store)
         if self._loaded is not None:
             trainer = self.trainer
-            checkpoint.restore(self, self._loaded, trainer.global_rank, trainer.world_size)
+            checkpoint.restore_run(self, self._loaded, trainer.global_rank, trainer.world_size)
             secret = checkpoint.secret_of(self, self._loaded)
             if secret is not None:
                 self.take_secret(secret)
@@ -379,8 +385,7 @@ class FederatedAlgorithm(Method):
         """Refuses a checkpoint of another run; states are restored once the device is known."""
         self._loaded = checkpoint_.get("federated")
         checkpoint.check_body(self, self._loaded)
-        for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
-            setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
+        self.load_late_states(checkpoint_["state_dict"])
         if "run" in self.__dict__:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)

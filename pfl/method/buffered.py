@@ -67,10 +67,12 @@ class Buffered(FederatedAlgorithm):
     def begin_round(self, round_index: int) -> None:
         """Finds the models with which the clients whose messages now arrive have begun."""
         arrivals = self.run.loop.participation.arrivals(round_index)
-        self._ids, self._models = self.cohort(round_index), None
+        self._ids = self.cohort(round_index)
+        self._models = None
         self._staleness = np.zeros(len(self._ids), np.int64)
         if arrivals is not None:
-            starts, w = self.starts.view(-1, self.space.size), self.global_model
+            starts = self.starts.view(-1, self.space.size)
+            w = self.global_model
             self._models = starts[torch.from_numpy(arrivals.slots)]
             self._models[torch.from_numpy(arrivals.versions == round_index)] = w
             starts[torch.from_numpy(arrivals.begun)] = w

@@ -154,7 +154,7 @@ def _refuse_read(method: Any, kind: str, side: Side, name: str, strict: bool) ->
 def _names_of_server(method: Any, strict: bool) -> set[str]:
     """Returns the names of what a client's hook may not read."""
     own = object.__getattribute__(method, "__dict__")
-    names = {*OF_THE_SERVER, *OF_ALL_CLIENTS, *own["_server_states"]}
+    names = {*OF_THE_SERVER, *OF_ALL_CLIENTS, *own["server_states"]}
     if strict:
         names |= OF_THE_RUN
         names |= own.get("_set_by_server", set())

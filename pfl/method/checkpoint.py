@@ -128,7 +128,7 @@ def _try_step(module: Method, saved: dict[str, Any]) -> None:
         ) from error
 
 
-def restore(module: Method, saved: dict[str, Any], rank: int, world: int) -> None:
+def restore_run(module: Method, saved: dict[str, Any], rank: int, world: int) -> None:
     """Takes all counts over, and the rows of the clients that process `rank` of `world` owns.
 
     Raises:

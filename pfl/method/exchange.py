@@ -44,7 +44,7 @@ def begin(method: Method, stages: Sequence[Stage], clients: Clients) -> None:
         stage.received(clients)
 
 
-def train(method: Method, stages: Sequence[Stage], clients: Clients) -> Messages:
+def train_clients(method: Method, stages: Sequence[Stage], clients: Clients) -> Messages:
     """Trains clients for a round; returns what they send, and leaves their states in `clients`.
 
     Args:

@@ -9,8 +9,8 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from pfl.aggregation.privacy import PrivateMean
+from pfl.context import RunContext
 from pfl.errors import ConfigError
-from pfl.rounds.context import RunContext
 from pfl.rounds.loop import FederatedLoop
 
 

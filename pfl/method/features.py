@@ -36,7 +36,8 @@ def features(oracle: Oracle, w: Tensor, batch: Batch, buffers: Buffers = None) -
     Raises:
         ConfigError: The output of the network is not that of its head.
     """
-    runner, head = oracle.runner, oracle.runner.head
+    runner = oracle.runner
+    head = oracle.runner.head
 
     def run(w: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         network, _ = runner.replica(training=False)
@@ -63,7 +64,7 @@ def features(oracle: Oracle, w: Tensor, batch: Batch, buffers: Buffers = None) -
 
 
 def class_sums(
-    oracle: Oracle, clients: Clients, v: Tensor, classes: int, *, labelled: bool
+    oracle: Oracle, clients: Clients, v: Tensor, classes: int, *, labelled: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Returns sums over each client's samples of the features that its model gives them.
 
@@ -80,7 +81,8 @@ def class_sums(
     """
     head = oracle.runner.original.get_submodule(oracle.runner.head)
     width = cast(nn.Linear, head).in_features
-    sums, squares = v.new_zeros(len(clients), classes, 1 + width), v.new_zeros(len(clients))
+    sums = v.new_zeros(len(clients), classes, 1 + width)
+    squares = v.new_zeros(len(clients))
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         z = features(oracle, v[rows], batch, buffers)
@@ -93,16 +95,16 @@ def class_sums(
     return sums, squares
 
 
-def distance_to_means(means: Tensor, features: Tensor, classes: Tensor | None) -> Tensor:
+def distance_to_means(means: Tensor, features: Tensor, classes: Tensor) -> Tensor:
     """Returns 1/K |z - C_c|^2 of each sample, [n]; 0 where C_c is not known.
 
     Args:
         means: For each class whether C_c is known, 0 or 1, and its K values, [classes, 1 + K].
         features: z, [n, K].
-        classes: c, int64 [n]; None: all samples count as the first class.
+        classes: c, int64 [n].
     """
-    means = means[:1] if classes is None else means[classes]
-    return means[:, 0] * (features - means[:, 1:]).square().mean(1)
+    own = means[classes]
+    return own[:, 0] * (features - own[:, 1:]).square().mean(1)
 
 
 def linear_head(method: Method) -> nn.Linear:
@@ -111,7 +113,8 @@ def linear_head(method: Method) -> nn.Linear:
     Raises:
         ConfigError: The head is not a linear layer.
     """
-    name, network = method.oracle.runner.head, method.network
+    name = method.oracle.runner.head
+    network = method.network
     layer = network.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         raise ConfigError(
@@ -134,6 +137,22 @@ def label_counts(clients: Clients, classes: int, like: Tensor) -> Tensor:
         real = batch.sample_weights(counts.dtype) > 0  # no padding
         counts[rows] += (nn.functional.one_hot(batch.targets, classes) * real[..., None]).sum(1)
     return counts
+
+
+def require_classes(method: Method) -> int:
+    """Returns the number of classes; for `check_setup`.
+
+    Raises:
+        ConfigError: The samples have no classes, or several labels each.
+    """
+    classes = number_of_classes(method)
+    if classes is None:
+        name = type(method).__name__
+        raise ConfigError(
+            f"data: the targets are not classes, as in a regression or with several labels per "
+            f"sample; {name} needs one class per sample, targets int64 [N]"
+        )
+    return classes
 
 
 def number_of_classes(method: Method) -> int | None:

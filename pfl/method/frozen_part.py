@@ -14,13 +14,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from pfl.clients import ClientData
-from pfl.clients.memory_tiers import free_memory, mapped
+from pfl.clients.memory_tiers import mapped
 from pfl.datamodules.samples.samples import TensorSamples, scaled
 from pfl.engines.batch import Batch, cast
 from pfl.engines.oracle import Oracle
 from pfl.engines.probe import MISFITS
 from pfl.engines.runner import ModelRunner
 from pfl.engines.sequential import SequentialEngine
+from pfl.machine import free_memory
 from pfl.models.adapters import block_names
 from pfl.parameters import checksum, frozen_parameters, private_copy
 
@@ -49,7 +50,8 @@ def store_frozen_part(oracle: Oracle, data: ClientData, batch: Batch) -> nn.Modu
     Raises:
         ConfigError: There is not enough room.
     """
-    runner, samples = oracle.runner, data.samples
+    runner = oracle.runner
+    samples = data.samples
     plain = data.in_memory and not (data.transforms or data.poison)
     changes = runner.is_stochastic or runner.buffers.size
     at = _first_trained(runner)
@@ -117,7 +119,9 @@ class _FrozenPart:
     def __init__(
         self, runner: ModelRunner, at: str, samples: Tensor, known: tuple[str, Tensor] | None = None
     ) -> None:
-        self.runner, self.at, self.samples = runner, at, samples
+        self.runner = runner
+        self.at = at
+        self.samples = samples
         network = runner.original
         self.rows = known[1] if known and known[0] == self.key else self._run()
         if at == runner.head:
@@ -150,7 +154,8 @@ class _FrozenPart:
     @torch.no_grad()
     def _run(self) -> Tensor:
         """Returns the rows, for which the frozen part runs."""
-        runner, rows = self.runner, None
+        runner = self.runner
+        rows = None
         network, _ = runner.load(runner.space.vector.detach(), None, training=False)
         hook = network.get_submodule(self.at).register_forward_pre_hook(self._stop)
         try:

@@ -18,6 +18,10 @@ R = TypeVar("R")
 ONE_THREAD = ClientThreads(1)
 
 
+def _nothing() -> None:
+    pass
+
+
 class ClientGroups:
     """Runs a function on groups of clients, by threads if there are any.
 
@@ -32,7 +36,7 @@ class ClientGroups:
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
         self.threads = ONE_THREAD
-        self.free_memory: Callable[[], None] = lambda: None
+        self.free_memory: Callable[[], None] = _nothing
         self._limits = {"training": sys.maxsize, "evaluation": sys.maxsize}
 
     def use(self, threads: ClientThreads) -> None:

@@ -152,7 +152,8 @@ class LocalTraining(MovableModule):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the state without the frozen parameters, of which checkpoints have a checksum."""
-        state, prefix = super().state_dict(*args, **kwargs), kwargs.get("prefix", "")
+        state = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", "")
         for name in frozen_parameters(self.network):
             state.pop(f"{prefix}network.{name}", None)
         return state

@@ -36,8 +36,8 @@ class ModelMixtures(FederatedAlgorithm):
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        self.add_client_state("w", lambda: self.global_model)
-        self.keep_messages("w", lambda: self.global_model)
+        self.add_client_state("w", self.first_model)
+        self.keep_messages("w", self.first_model)
 
     def mixing_weights(self, models: Tensor, round_index: int) -> Tensor:
         """Returns ξ of models [n, P], float64 [n, n], whose rows sum to one."""
@@ -45,7 +45,8 @@ class ModelMixtures(FederatedAlgorithm):
 
     def mix(self, ids: np.ndarray, round_index: int) -> Tensor:
         """Returns the weights ξ of a round among clients `ids`, ascending int64, and keeps them."""
-        self._ids, self._models = ids, self.kept_models(ids)
+        self._ids = ids
+        self._models = self.kept_models(ids)
         self._weights = self.mixing_weights(self._models["w"], round_index)
         return self._weights
 

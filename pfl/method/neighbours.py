@@ -42,7 +42,8 @@ def neighbour_scores(method: Method, clients: Clients, w: Tensor, keep: bool) ->
 
     The loss is the cross entropy; the logarithm of a probability counts as -100 at least.
     """
-    oracle, neighbours = method.oracle, method.run.loop.neighbours
+    oracle = method.oracle
+    neighbours = method.run.loop.neighbours
     assert neighbours is not None
     memory: list[list[tuple[Tensor, Tensor]]] = [[] for _ in clients.ids]
     for rows, batch in clients.training_samples():
@@ -54,13 +55,15 @@ def neighbour_scores(method: Method, clients: Clients, w: Tensor, keep: bool) ->
     def answers(split: str) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         """Yields a client's row, p and q [n, classes] and the classes of n of its samples."""
         order = np.argsort(-clients.data.sizes(split, clients.ids), kind="stable")
-        asked, models = replace(clients.rows(order), split=split), w[torch.from_numpy(order)]
+        asked = replace(clients.rows(order), split=split)
+        models = w[torch.from_numpy(order)]
         for rows, batch in asked.samples():
             buffers = None if asked.buffers is None else asked.buffers[rows]
             outputs = oracle.evaluate(models[rows], batch, buffers)[2]
             z = features(oracle, models[rows], batch, buffers)
             for place, n in enumerate(batch.counts):
-                row, p = int(order[place]), outputs[place, :n].to(w.dtype).softmax(1)
+                row = int(order[place])
+                p = outputs[place, :n].to(w.dtype).softmax(1)
                 q = p  # a client without training samples has no neighbours
                 if memory[row]:
                     known, labels = map(torch.cat, zip(*memory[row], strict=True))

@@ -118,7 +118,11 @@ class PartlyPersonal(FederatedAlgorithm):
         part = select_part(network, self.space, personal, "model.personal")
         require_part("personal", personal, part)
         self.add_constant("personal_part", part)
-        self.add_client_state("head", lambda: self.global_model[self.personal_part])
+        self.add_client_state("head", self.first_head)
+
+    def first_head(self) -> Tensor:
+        """Returns the head of the global model, [H], which stays the initial one."""
+        return self.global_model[self.personal_part]
 
     def download(self) -> Message | dict[str, Message]:
         return masked(self.global_model, ~self.personal_part)

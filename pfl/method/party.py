@@ -75,7 +75,7 @@ class Party:
         self.client = client
         single = dtype == torch.float32  # as the simulation, which stores nothing in 64-true
         method.begin_apart(RunFacts(loop, max_rounds=max_rounds), client, store=single)
-        self._stages = [stage for stage in method.stages if stage.place <= Place.CLIENT]
+        self._stages = [stage for stage in method.stages if stage.place <= Place.CODE]
         self._pending: Clients | None = None
 
     def train(self, task: Task) -> tuple[Messages, Log]:
@@ -83,7 +83,7 @@ class Party:
         clients = self._clients(task)
         log = Log()
         with logging_to(log), self.method.in_full_precision():
-            messages = exchange.train(self.method, self._stages, clients)
+            messages = exchange.train_clients(self.method, self._stages, clients)
             for stage in self._stages:
                 stage.keep(clients)
         self._pending = clients

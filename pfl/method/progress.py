@@ -17,6 +17,8 @@ class Progress:
         samples: Number of sample gradients so far.
         bytes_down: Bytes that the server has sent so far.
         bytes_up: Bytes that the server has received so far.
+        trained: How many clients of the round that runs have trained in this process.
+        to_train: How many of them are to train in this process.
         participants: How many clients' messages arrived in the last round, as the server may know
             it.
         participant_ids: The ids of these clients, ascending int64.
@@ -28,6 +30,8 @@ class Progress:
         self.samples = 0.0
         self.bytes_down = 0
         self.bytes_up = 0
+        self.trained = 0
+        self.to_train = 0
         self.participants = 0
         self.participant_ids = np.empty(0, np.int64)
         self.ledger = Ledger(0)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
 from pfl.communication import by_name
+from pfl.context import RunContext
 from pfl.errors import Diverged
 from pfl.method.exchange import number_of_bytes
 from pfl.method.hooks import Method
 from pfl.method.round_totals import RoundTotals, not_finite
 from pfl.method.transport import Transport
-from pfl.rounds.context import Cohort, RunContext
-from pfl.stages.mean import WeightedMean, mean_among
-from pfl.stages.stage import Messages, Stage
+from pfl.rounds.cohort import Cohort
+from pfl.stages.mean import Stages
+from pfl.stages.stage import Messages
 
 
 class RoundResult(NamedTuple):
@@ -35,7 +35,7 @@ def run_round(
     method: Method,
     cohort: Cohort,
     transport: Transport,
-    stages: Sequence[Stage],
+    stages: Stages,
     context: RunContext,
 ) -> RoundResult:
     """Runs one round, as the head of `pfl.method.hooks` says it.
@@ -52,8 +52,7 @@ def run_round(
     """
     progress = method.progress
     metrics = method.new_metrics()
-    mean = mean_among(stages) or WeightedMean(method.weighting)
-    totals = RoundTotals(mean, method.states.messages, method.space.vector)
+    totals = RoundTotals(stages.mean, method.states.messages, method.space.vector)
     for stage in stages:
         stage.begin(cohort.round)
 
@@ -71,7 +70,10 @@ def run_round(
         download = stage.down(download)
 
     # The clients train. What they send and remember counts only if it arrives.
+    progress.trained = 0
+    progress.to_train = sum(map(len, cohort.chunks))
     for group in transport.train(method, cohort, download, totals.read):
+        progress.trained += len(group.clients.ids)
         down, up = progress.ledger.add(group.clients.ids, group.down, group.up)
         transport.settle(method, group)
         if group.parcel is None:
@@ -83,7 +85,7 @@ def run_round(
 
     # The server reads the means over all processes, and moves the model.
     totals.reduce()
-    participants = mean.participants(len(totals.ids))
+    participants = stages.mean.participants(len(totals.ids))
     progress.note_participants(participants, totals.ids)
     received = totals.means(context.sizes, metrics)
     if totals.not_finite:
@@ -109,7 +111,10 @@ def run_round(
     if cohort.may_fail:
         row["dropped"] = int(counts.lost)
     row |= transport.numbers(int(counts.lost))
-    return RoundResult(row | metrics, totals.tables(method.tables))
+    tables = {}
+    if method.tables:
+        tables = totals.tables(method.tables)
+    return RoundResult(row | metrics, tables)
 
 
 def _step(method: Method) -> None:

@@ -142,7 +142,8 @@ class Evaluation:
 
     def _score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
         """Scores every client's own model, or the global model with the client's own buffers."""
-        metric, keep = self._metric(name, kind), bool(self.loop.metrics)
+        metric = self._metric(name, kind)
+        keep = bool(self.loop.metrics)
 
         def score(group: Clients) -> tuple[list[float], list[Scores]]:
             with algorithm.in_full_precision():
@@ -230,7 +231,8 @@ def _with_backdoor(attack: Backdoor, clients: Clients) -> Clients:
 
 def _score_pooled(metric: ClientScores, algorithm: Method, clients: Clients) -> None:
     """Scores the global model on the pooled samples of all these clients, piece by piece."""
-    oracle, w = algorithm.oracle, algorithm.global_model
+    oracle = algorithm.oracle
+    w = algorithm.global_model
     clients = replace(in_order(oracle, clients), ids=np.sort(clients.ids))
     data = clients.data
     buffers = algorithm.global_buffers if oracle.buffers.size else None
@@ -279,8 +281,10 @@ def _samples_at_once(algorithm: Method, clients: Clients) -> int:
     """
     if algorithm.device.type != "cpu":
         return POOL_ON_GPU
-    number, engine = int(clients.sizes.sum()), algorithm.oracle.engine
-    share, fit = -(-number // algorithm.threads.count), POOL
+    number = int(clients.sizes.sum())
+    engine = algorithm.oracle.engine
+    share = -(-number // algorithm.threads.count)
+    fit = POOL
     if not (engine.batched and isinstance(clients.data.samples, OrderedSamples)):
         fit = engine.samples_at_once(math.prod(clients.data.samples.input_shape))
     elif number * algorithm.space.size < 64 * GROUP_FLOATS:
@@ -296,7 +300,8 @@ def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
         `personalized` if the algorithm has such a model.
     """
     columns: dict[str, list[np.ndarray]] = {}
-    w, own = {}, {}
+    w = {}
+    own = {}
     if algorithm.has_global:
         w["global"] = algorithm.global_model.expand(len(clients), -1)
         own["global"] = statistics.of_model("global", algorithm, clients)
@@ -309,7 +314,8 @@ def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
         values["target"] = targets.cpu().numpy()
         for kind, models in w.items():
-            outputs, all_buffers = [], own[kind].buffers
+            outputs = []
+            all_buffers = own[kind].buffers
             for c in np.unique(owners):
                 buffers = None if all_buffers is None else all_buffers[c]
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
+from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.runner import Precision
@@ -22,14 +23,14 @@ from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
 from pfl.randomness import Secret
-from pfl.rounds.context import RunContext
 from pfl.rounds.loop import FederatedLoop
 from pfl.rounds.participation import Participation
 from pfl.stages.attackers import ChangedMessages
+from pfl.stages.mean import Stages
 from pfl.stages.private import ClippedSum, CountedGradients
 from pfl.stages.products import MeanWithProducts
 from pfl.stages.robust import BoundedMean, RuledMean
-from pfl.stages.stage import Served, Stage, in_order
+from pfl.stages.stage import Served, Stage
 from pfl.stages.statistics import RunningStatistics
 
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
@@ -179,7 +180,7 @@ def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int
     return allowed
 
 
-def stages_of(method: Method, loop: FederatedLoop, private: PrivateMean | None) -> list[Stage]:
+def stages_of(method: Method, loop: FederatedLoop, private: PrivateMean | None) -> Stages:
     """Returns what stands between "sent" and "read" in a run; nothing in a plain one.
 
     Raises:
@@ -205,14 +206,14 @@ def stages_of(method: Method, loop: FederatedLoop, private: PrivateMean | None) 
     if who.attackers is not None:
         stages.append(ChangedMessages(who.attackers.attack, who.attacking))
     stages += _mean_of(method, who, private)
-    stages = in_order(stages)
-    for stage in stages:
+    ordered = Stages(stages, method.weighting)
+    for stage in ordered:
         if method.reads_products and "products" in stage.takes:
             raise ConfigError(
                 f"{stage.key}: {type(method).__name__} needs the mean of the products B A of the "
                 f"clients' factors, which this option does not protect or combine; take FedAvg"
             )
-    return stages
+    return ordered
 
 
 def set_up_stages(method: Method, stages: Sequence[Stage], context: RunContext) -> None:
@@ -226,6 +227,7 @@ def set_up_stages(method: Method, stages: Sequence[Stage], context: RunContext) 
         context=context,
         size=method.space.size,
         cohort_size=method.cohort_size,
+        layers=method.space.layers,
         kept=list(method.states.messages),
         pooled=method.pooled,
         sends_first=method.sends_first,

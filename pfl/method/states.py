@@ -13,9 +13,9 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.communication import Message
+from pfl.context import RunContext
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
-from pfl.rounds.context import RunContext
 
 Initial: TypeAlias = Callable[[], Tensor] | Tensor | float
 """The first row of a state: the row, a function that returns it, or a number for P copies of it."""
@@ -127,7 +127,8 @@ class States:
 
     def read(self, clients: Clients) -> None:
         """Reads the states of clients into `clients.state`."""
-        store, device = self.store, self.context.device
+        store = self.store
+        device = self.context.device
         clients.state = {name: store.read(name, clients.ids, device) for name in store.names}
 
     def commit(self, clients: Clients, counted: bool = True) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
@@ -36,6 +36,7 @@ class MethodTools(LocalTraining):
         states: The declared client states and kept messages, with the rows of all clients.
         row: The last round's row of metrics.
         recorded: The last round's rows of each table by column.
+        server_states: The names of the server states.
     """
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
@@ -44,26 +45,33 @@ class MethodTools(LocalTraining):
         self.row: dict[str, float] = {}
         self.recorded: dict[str, dict[str, np.ndarray]] = {}
         self._metrics: dict[str, float] = {}  # of the round that runs
-        self._server_states: set[str] = set()
-        self._late_states: dict[str, Callable[[], Tensor]] = {}
+        self.server_states: set[str] = set()
+        self._late_states: dict[str, Callable[[], Tensor | nn.Module]] = {}  # made in `setup`
+        self._loaded_states: dict[str, Tensor] = {}  # of a checkpoint, before that
 
     # ---- what a method declares ---------------------------------------------------------------
 
-    def add_server_state(self, name: str, initial: Tensor | Callable[[], Tensor]) -> None:
-        """Declares a tensor that the server keeps between rounds; it becomes `self.<name>`.
+    def add_server_state(
+        self, name: str, initial: Tensor | nn.Module | Callable[[], Tensor | nn.Module]
+    ) -> None:
+        """Declares what the server keeps between rounds; it becomes `self.<name>`.
 
         Clients cannot read it: `download` sends them what they need.
 
         Args:
             name: A name that is not yet taken.
-            initial: The first value, or a function that returns it, called in `setup`, when the
-                network has been inspected and its running statistics are known.
+            initial: A tensor of any shape; or a module, whose parameters and buffers are kept, and
+                which gets the models' device and dtype; or a function that returns one of them,
+                called in `setup`, when the network has been inspected and its running statistics
+                are known. No gradients are recorded for a module's parameters.
         """
-        if not isinstance(initial, Tensor):
+        self.server_states.add(name)
+        if isinstance(initial, Tensor):
+            self.register_buffer(name, initial)
+        elif isinstance(initial, nn.Module):
+            self.register_module(name, initial.to(self.space.vector).requires_grad_(False))
+        else:
             self._late_states[name] = initial
-            initial = self.space.vector.new_empty(0)
-        self.register_buffer(name, initial)
-        self._server_states.add(name)
 
     def add_constant(self, name: str, value: Tensor) -> None:
         """Declares a tensor that server and clients know from the start; it becomes `self.<name>`.
@@ -82,10 +90,14 @@ class MethodTools(LocalTraining):
             name: A name that is not yet taken.
             initial: The first value for every client: a number, for P copies of it, or a function
                 that returns the row [width], called when training begins
-                (`lambda: self.global_model`).
+                (`self.first_model`: the initial model).
             sparse: Most values will be zero; only the others are stored.
         """
         self.states.declare(name, initial, sparse=sparse)
+
+    def first_model(self) -> Tensor:
+        """Returns the global model, [P], for a declared state or message that begins as a copy."""
+        return self.global_model
 
     def keep_messages(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
         """Declares that the server keeps the last message `name` of every client.
@@ -100,11 +112,28 @@ class MethodTools(LocalTraining):
         """
         self.states.keep(name, initial)
 
-    def begin_late_states(self) -> None:
-        """Gives the server states whose first value is a function that value."""
+    def make_late_states(self) -> None:
+        """Makes the server states that are not there yet, with the values of a checkpoint."""
         for name, initial in self._late_states.items():
-            if not len(getattr(self, name)):
-                setattr(self, name, initial())
+            if not hasattr(self, name):
+                self.add_server_state(name, initial())
+        if self._loaded_states:
+            self.load_state_dict({**self.state_dict(), **self._loaded_states})
+            self._loaded_states.clear()
+
+    def load_late_states(self, saved: dict[str, Tensor]) -> None:
+        """Takes the server states whose first value is a function from a checkpoint's tensors.
+
+        Those of states that are not there yet are taken out of `saved`, and kept until then.
+        """
+        for key in list(saved):
+            name = key.partition(".")[0]
+            if name not in self._late_states:
+                continue
+            if not hasattr(self, name):
+                self._loaded_states[key] = saved.pop(key)
+            elif key == name:  # another run's settings may give it another shape
+                setattr(self, key, saved[key].to(getattr(self, key), copy=True))
 
     # ---- what a method uses -------------------------------------------------------------------
 
@@ -124,6 +153,9 @@ class MethodTools(LocalTraining):
         Constants are among them.
         """
         states = {f"self.{name}": state for name, state in self.named_buffers(recurse=False)}
+        for name, module in self.named_children():
+            if name in self.server_states:
+                states |= {f"self.{name}.{key}": v for key, v in module.state_dict().items()}
         return {"self.global_model": self.space.vector.detach(), **states}
 
     @property

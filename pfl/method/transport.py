@@ -25,9 +25,9 @@ from pfl.method.hooks import Method
 from pfl.method.log import Log, logging_to
 from pfl.method.round_totals import Parcel
 from pfl.method.scoring import Evaluation
-from pfl.rounds.context import Cohort
+from pfl.rounds.cohort import Cohort
 from pfl.rounds.loop import FederatedLoop
-from pfl.stages.stage import Messages, Stage
+from pfl.stages.stage import Messages, Place, Stage
 
 Read: TypeAlias = Callable[[Clients, Messages], Parcel]
 """What the server makes of the messages of C clients, in the thread that trained them."""
@@ -156,7 +156,7 @@ class Simulation(Transport):
             own = by_name(method.download_for(clients.ids))
             down = exchange.receive(clients, download, own)
             exchange.begin(method, self.stages, clients)
-            sent = exchange.train(method, self.stages, clients)
+            sent = exchange.train_clients(method, self.stages, clients)
             if read is None:
                 return Group(clients, down, 0, log, None)
             parcel = read(clients, sent)
@@ -165,7 +165,8 @@ class Simulation(Transport):
         return Group(clients, down, exchange.number_of_bytes(sent), log, parcel)
 
     def settle(self, method: Method, group: Group) -> None:
-        method.states.commit(group.clients, counted=group.parcel is not None)
+        if method.states.declared:
+            method.states.commit(group.clients, counted=group.parcel is not None)
 
     def evaluation(self, method: Method) -> Evaluation:
         return Evaluation(self.loop, method.device, self.stages)
@@ -248,7 +249,9 @@ class Compared(Simulation):
         trial = replace(clients, state={})
         exchange.receive(trial, download, by_name(method.download_for(trial.ids)))
         exchange.begin(method, self.stages, trial)
-        sent = exchange.train(method, self.stages, trial)
+        # Compression makes large differences of small ones: which of two values is the k-th.
+        before = [stage for stage in self.stages if stage.place < Place.CODE]
+        sent = exchange.train_clients(method, before, trial)
         values = {f"the message {name!r}": message.values for name, message in sent.items()}
         for name, rows in trial.state.items():
             values[f"clients.state[{name!r}]"] = rows

@@ -11,14 +11,15 @@ import numpy as np
 
 from pfl.errors import ConfigError
 from pfl.scores import names
-from pfl.scores.runs import BUDGETS, Row, Run, columns_of, cost_of
+from pfl.scores.runs import BUDGETS, Row, Run, column_names, cost_of
 from pfl.scores.statistics import Paired, compare_pairs, holm
 
+MANY = 1 << 40  # more clients than a run has
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedRuns:
     """Runs of several methods with the same seeds.
 
     Attributes:
@@ -44,7 +45,7 @@ class Comparison:
     chosen: dict[int, Row | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        columns = columns_of(row for run in self.runs for row in run.rows)
+        columns = column_names(row for run in self.runs for row in run.rows)
         if self.metric is not None and not names.candidates(columns, "test", self.metric):
             number = names.parts_of(self.metric)[1]
             scores = names.scores_among(columns, "test")
@@ -66,13 +67,15 @@ class Comparison:
     @property
     def columns(self) -> list[str]:
         """The columns of `metrics.csv` that some run has."""
-        return columns_of(row for run in self.runs for row in run.rows)
+        return column_names(row for run in self.runs for row in run.rows)
 
     @cached_property
     def number(self) -> str:
         """What is scored: the number in `metric`, or else "accuracy", or "loss" for regression."""
         first = names.candidates(self.columns, "test", self.metric)
-        return first[0].number if first else names.parts_of(self.metric)[1] or "accuracy"
+        if first:
+            return first[0].number
+        return names.parts_of(self.metric)[1] or "accuracy"
 
     @property
     def metrics(self) -> names.Directions:
@@ -96,15 +99,22 @@ class Comparison:
         """Returns the score that counts for a method; None if its runs do not have it."""
         runs = self.of(label)
         chosen = [run.summary["select_by"] for run in runs if run.summary.get("select_by")]
-        model = names.parts_of(self.metric)[0] or names.parts_of(chosen[0] if chosen else None)[0]
-        wanted = f"{model}/{self.number}" if model else self.number
-        columns = columns_of(row for run in runs for row in run.rows)
+        model = names.parts_of(self.metric)[0]
+        if chosen and not model:
+            model = names.parts_of(chosen[0])[0]
+        if model:
+            wanted = f"{model}/{self.number}"
+        else:
+            wanted = self.number
+        columns = column_names(row for run in runs for row in run.rows)
         return next(iter(names.candidates(columns, "test", wanted)), None)
 
     def main_kind(self, label: str) -> str | None:
         """Returns the kind of model that counts for a method, such as "personalized"."""
         name = self.score_of(label)
-        return None if name is None else name.model
+        if name is None:
+            return None
+        return name.model
 
     def values(self, label: str, name: names.ScoreName | str) -> np.ndarray:
         """Returns a number of each run of a method, in the round that counts; NaN where none."""
@@ -113,29 +123,56 @@ class Comparison:
 
     def client_scores(self, run: Run) -> np.ndarray | None:
         """Returns the clients' test scores [M] of the model that counts."""
-        row, name = self.chosen[id(run)], self.score_of(run.label)
-        return None if row is None or name is None else run.client_scores(row, name)
+        row = self.chosen[id(run)]
+        name = self.score_of(run.label)
+        if row is None or name is None:
+            return None
+        return run.client_scores(row, name)
 
     # ---- statistics ---------------------------------------------------------------------------
 
     def pairs(self, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the scores of a method and of the baseline, a pair for each client and seed.
+        """Returns the scores of a method and of the baseline, a pair for each client.
+
+        Scores of a client are its mean over the seeds, since the differences of one client are
+        alike under all seeds. Runs of other seeds have the same clients if their partitions are
+        equal; clients of the same name are the same ones; otherwise each seed has its own.
 
         Empty if a run of the method diverged: the seeds that are left would flatter it. Runs with
         different partitions are not paired.
         """
-        ours: list[np.ndarray] = []
-        theirs: list[np.ndarray] = []
         runs = self.of(label)
-        for run in [] if any(run.diverged for run in runs) else runs:
+        if any(run.diverged for run in runs):
+            return np.empty(0), np.empty(0)
+        method = [np.empty(0)]
+        baseline = [np.empty(0)]
+        whose = [np.empty(0, int)]
+        for run in runs:
             other = self.baseline_of(run)
             if other is None or run.shares_partition(other) is False:
                 continue
-            a, b = self.client_scores(run), self.client_scores(other)
-            if a is not None and b is not None and len(a) == len(b):
-                ours.append(a)
-                theirs.append(b)
-        return np.concatenate([np.empty(0), *ours]), np.concatenate([np.empty(0), *theirs])
+            ours = self.client_scores(run)
+            theirs = self.client_scores(other)
+            if ours is not None and theirs is not None and len(ours) == len(theirs):
+                method.append(ours)
+                baseline.append(theirs)
+                whose.append(self._who(run, len(ours)))
+        clients = np.unique(np.concatenate(whose), return_inverse=True)[1]
+        scores = np.stack([np.concatenate(method), np.concatenate(baseline)]).astype(np.float64)
+        known = ~np.isnan(scores).any(axis=0)  # a pair needs both
+        counts = np.bincount(clients, known)
+        sums = [np.bincount(clients, np.where(known, one, 0.0)) for one in scores]
+        with np.errstate(invalid="ignore"):
+            ours, theirs = sums / counts
+        return ours, theirs
+
+    def _who(self, run: Run, count: int) -> np.ndarray:
+        """Returns names or numbers of a run's clients that only the same clients have elsewhere."""
+        digests = sorted({str(one.summary.get("partition_hash")) for one in self.runs})
+        if len(digests) > 1 and "name" in run.clients:
+            return run.clients["name"]
+        place = digests.index(str(run.summary.get("partition_hash")))
+        return np.arange(count) + place * MANY
 
     @cached_property
     def statistics(self) -> dict[str, tuple[Paired, float]]:
@@ -150,7 +187,8 @@ class Comparison:
 
         None if the run has no local baseline (the callback `LocalBaseline`) of that round.
         """
-        row, name = self.chosen[id(run)], self.score_of(run.label)
+        row = self.chosen[id(run)]
+        name = self.score_of(run.label)
         if row is None or name is None:
             return None
         local = run.client_scores(row, name._replace(model="local"))
@@ -159,7 +197,9 @@ class Comparison:
             return None
         # Scores of every round are kept in float32: equal scores must stay equal.
         gains = scores.astype(np.float32) - local.astype(np.float32)
-        return gains if self.larger_is_better else -gains
+        if self.larger_is_better:
+            return gains
+        return -gains
 
     def gained_of(self, run: Run) -> float | None:
         """Returns the share of a run's clients that score better than their local baseline."""
@@ -170,7 +210,9 @@ class Comparison:
 
     def seconds_of(self, run: Run) -> float | None:
         """Returns a run's seconds; None with a budget: they are known of whole runs only."""
-        return None if self.budget is not None else run.summary.get("wall_seconds", np.nan)
+        if self.budget is not None:
+            return None
+        return run.summary.get("wall_seconds", np.nan)
 
     def tuning_cost(self, label: str, what: str) -> float:
         """Returns what was spent on a method's tuning: trials, rounds, gradients or seconds."""
@@ -182,8 +224,9 @@ class Comparison:
         """Returns what a reader of the table must know, in sentences."""
         notes = [f"The score is {self.number}."]
         counts = sorted({len(self.of(label)) for label in self.labels})
-        seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
-        notes.append(f"± is the standard deviation over {seeds}.")
+        seeds = " or ".join(map(str, counts))
+        plural = "s" * (counts != [1])
+        notes.append(f"± is the standard deviation over {seeds} seed{plural}.")
         rows = [row for row in self.chosen.values() if row is not None]
         if not rows:
             notes.append("No run has a test score.")
@@ -221,17 +264,25 @@ class Comparison:
             for label in self.labels:
                 ends = [run.within(self.budget)[-1:] for run in self.of(label)]
                 if all(ends):
-                    means[label] = float(np.mean([cost_of(row, what) for (row,) in ends]))
-            notes += _unequal(what if self.budget else f"{what} in the whole run", means)
+                    costs = [cost_of(row, what) for (row,) in ends]
+                    if what == "gradients":
+                        model = self.main_kind(label)
+                        adapted = [run.finetuning_samples(model) for run in self.of(label)]
+                        costs = np.add(costs, adapted).tolist()
+                    means[label] = float(np.mean(costs))
+            whole = " in the whole run" * (not self.budget)
+            notes += _unequal(f"{what}{whole}", means)
         return notes
 
     def _tuning_notes(self) -> list[str]:
         """Returns a sentence for each budget of tuning that the methods did not share."""
-        notes = []
-        for what in ("trials", "rounds", "gradients") if self.tuning else ():
+        notes: list[str] = []
+        if not self.tuning:
+            return notes
+        for what in ("trials", "rounds", "gradients"):
             costs = {label: self.tuning_cost(label, what) for label in self.labels}
             notes += _unequal(f"{what} of tuning", costs)
-        if self.tuning and not notes:
+        if not notes:
             return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
         return notes
 
@@ -241,16 +292,17 @@ def _unequal(what: str, values: Mapping[str, float]) -> list[str]:
     ends = sorted(values.items(), key=lambda item: item[1])
     if not ends or ends[-1][1] <= (1 + UNEQUAL) * ends[0][1]:
         return []
-    (least, low), (most, high) = ends[0], ends[-1]
+    least, low = ends[0]
+    most, high = ends[-1]
     return [f"Unequal {what}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."]
 
 
-def all_labels(comparisons: Sequence[Comparison]) -> list[str]:
+def all_labels(comparisons: Sequence[ComparedRuns]) -> list[str]:
     """Returns the methods of all comparisons, in their order."""
     return list(dict.fromkeys(label for one in comparisons for label in one.labels))
 
 
-def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
+def blocks(comparisons: Sequence[ComparedRuns]) -> tuple[list[str], np.ndarray]:
     """Returns the methods that have all runs, and their mean scores [blocks, methods].
 
     A block is a seed at one point of the grid. Scores whose small values are good have a minus.
@@ -261,7 +313,8 @@ def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
         column = []
         for comparison, wanted in zip(comparisons, seeds, strict=True):
             values = comparison.values(label, comparison.score_of(label) or "")
-            values = values if comparison.larger_is_better else -values
+            if not comparison.larger_is_better:
+                values = -values
             by_seed = {run.seed: v for run, v in zip(comparison.of(label), values, strict=True)}
             column += [by_seed.get(seed, np.nan) for seed in wanted]
         if not np.isnan(column).any():

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pfl.report.comparison import Comparison, blocks
-from pfl.report.curves import BYTES, COLOURS, MARKERS, Panel, Row, draw, rows_of
+from pfl.report.comparison import ComparedRuns, blocks
+from pfl.report.curves import BYTES, COLOURS, MARKERS, UNITS, Panel, PanelRow, draw, panel_rows
 from pfl.scores.names import ScoreName, models_of
-from pfl.scores.runs import columns_of
+from pfl.scores.runs import column_names
 from pfl.scores.statistics import critical_difference, mean_ranks
 
 if TYPE_CHECKING:
@@ -18,27 +18,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = {"round": "rounds", BYTES: "MB sent and received", "train/samples": "gradients"}
-UNITS = {BYTES: 1e6}
 
 
-def curves(comparison: Comparison, suffix: str = "") -> Figure:
-    """Draws the score against rounds, bytes, gradients and virtual time, with bands over seeds.
+def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
+    """DrawKey the score against rounds, bytes, gradients and virtual time, with bands over seeds.
 
     The suffix "_worst10" draws the mean of the worst tenth of the clients.
     """
-    number, scores = comparison.number, {}
-    for label in comparison.labels:
-        name = comparison.score_of(label)
-        scores[label] = f"{name}{suffix}" if name else ""
-    table: list[Row] = [
-        {"train/samples": 0, BYTES: 0, **row, "score": row[scores[row["run"]]]}
-        for row in rows_of(comparison.runs, comparison.budget)
-        if scores[row["run"]] in row
-    ]
-    label = f"test {number}" + (", worst tenth" if suffix else "")
+    number = comparison.number
+    table: list[PanelRow] = []
+    for run in comparison.runs:
+        score = f"{comparison.score_of(run.label)}{suffix}"
+        for row in panel_rows([run], comparison.budget, comparison.main_kind(run.label)):
+            if score in row:
+                table.append({"train/samples": 0, BYTES: 0, **row, "score": row[score]})
+    label = f"test {number}" + ", worst tenth" * bool(suffix)
     runs = {name: name for name in comparison.labels}
-    timed = all("virtual_seconds" in row for row in table)
-    names = NAMES | ({"virtual_seconds": "virtual seconds"} if table and timed else {})
+    names = dict(NAMES)
+    if table and all("virtual_seconds" in row for row in table):
+        names["virtual_seconds"] = "virtual seconds"
     panels = [
         Panel(runs, {}, x=x, y=["score"], x_unit=UNITS.get(x, 1), xlabel=name, ylabel=label)
         for x, name in names.items()
@@ -46,8 +44,8 @@ def curves(comparison: Comparison, suffix: str = "") -> Figure:
     return draw(comparison.title, panels, table)
 
 
-def communication(comparison: Comparison, bandwidth: float) -> Figure | None:
-    """Draws the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
+def communication(comparison: ComparedRuns, bandwidth: float) -> Figure | None:
+    """DrawKey the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
 
     The clients of a round send and receive side by side, so that a round takes as long as the mean
     client's bytes at a `bandwidth` in bits a second. None if no run has recorded bytes.
@@ -65,9 +63,11 @@ def communication(comparison: Comparison, bandwidth: float) -> Figure | None:
     return draw(comparison.title, [panel], table)
 
 
-def communication_seconds(rows: Sequence[Row], bandwidth: float) -> list[tuple[float, float]]:
+def communication_seconds(rows: Sequence[PanelRow], bandwidth: float) -> list[tuple[float, float]]:
     """Returns pairs of a round and the seconds that communication has taken up to its end."""
-    before, seconds, points = 0.0, 0.0, []
+    before = 0.0
+    seconds = 0.0
+    points = []
     for row in rows:
         if "comm/uplink_bytes" in row and "participants" in row:
             total = row["comm/uplink_bytes"] + row["comm/downlink_bytes"]
@@ -77,15 +77,19 @@ def communication_seconds(rows: Sequence[Row], bandwidth: float) -> list[tuple[f
     return points
 
 
-def gains(comparison: Comparison) -> Figure | None:
-    """Draws the distribution of each client's gain over the baseline as violins.
+def gains(comparison: ComparedRuns) -> Figure | None:
+    """DrawKey the distribution of each client's gain over the baseline as violins.
 
     A red line marks equality. None if no run has recorded scores of clients.
     """
-    shown, differences = [], []
+    shown = []
+    differences = []
     for label in comparison.labels:
         ours, theirs = comparison.pairs(label)
-        gain = (ours - theirs) if comparison.larger_is_better else (theirs - ours)
+        if comparison.larger_is_better:
+            gain = ours - theirs
+        else:
+            gain = theirs - ours
         gain = gain[~np.isnan(gain)]
         if label != comparison.baseline and len(gain):
             shown.append(label)
@@ -106,27 +110,32 @@ def gains(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def scatter(comparison: Comparison) -> Figure | None:
-    """Draws each client's personalized score against the global model's; None without both."""
+def scatter(comparison: ComparedRuns) -> Figure | None:
+    """DrawKey each client's personalized score against the global model's; None without both."""
     number = comparison.number
     points = {}
     for label in comparison.labels:
         runs = comparison.of(label)
-        models = models_of(columns_of(row for run in runs for row in run.rows), number)
+        models = models_of(column_names(row for run in runs for row in run.rows), number)
         pairs = []
-        for run in runs if {"global", "personalized"} <= set(models) else ():
+        if not {"global", "personalized"} <= set(models):
+            continue
+        names = [ScoreName("test", model, number) for model in ("global", "personalized")]
+        for run in runs:
             row = comparison.chosen[id(run)]
-            names = [ScoreName("test", model, number) for model in ("global", "personalized")]
-            both = [run.client_scores(row, name) for name in names] if row else []
-            known = [scores for scores in both if scores is not None]
-            pairs += [np.stack(known)] if len(known) == 2 else []
+            if not row:
+                continue
+            known = [s for name in names if (s := run.client_scores(row, name)) is not None]
+            if len(known) == 2:
+                pairs.append(np.stack(known))
         if pairs:
             points[label] = np.concatenate(pairs, axis=1)
     if not points:
         return None
     figure, axes = _figure(4.6, 4.4)
     for index, (label, (x, y)) in enumerate(points.items()):
-        colour, marker = _colour(comparison, label), MARKERS[index % len(MARKERS)]
+        colour = _colour(comparison, label)
+        marker = MARKERS[index % len(MARKERS)]
         axes.scatter(x, y, s=14, alpha=0.6, label=label, color=colour, marker=marker, linewidths=0)
     limits = [*axes.get_xlim(), *axes.get_ylim()]
     ends = [min(limits), max(limits)]
@@ -137,13 +146,13 @@ def scatter(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def _colour(comparison: Comparison, label: str) -> str:
+def _colour(comparison: ComparedRuns, label: str) -> str:
     """Returns the colour that a method has in all figures of a comparison."""
     return COLOURS[comparison.labels.index(label) % len(COLOURS)]
 
 
-def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figure | None:
-    """Draws the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
+def rank_diagram(comparisons: Sequence[ComparedRuns], alpha: float = 0.05) -> Figure | None:
+    """DrawKey the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
 
     A block is a seed of a point of the grid; methods that a bar connects do not differ
     significantly. None with fewer than three methods or two blocks.
@@ -157,24 +166,34 @@ def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figu
     half = -(-len(labels) // 2)
     figure, axes = _figure(6.5, 1.3 + 0.3 * half)
     axes.set_axis_off()
-    low, high = 1, len(labels)
+    low = 1
+    high = len(labels)
     axes.set(xlim=(low - 0.45 * high, high + 0.45 * high), ylim=(-1.5 - half * 0.9, 2.2))
     axes.plot([low, high], [0, 0], color="black", linewidth=1)
-    for tick in range(low, high + 1, 1 if high <= 15 else 5):  # more numbers would overlap
+    step = 1
+    if high > 15:
+        step = 5  # more numbers would overlap
+    for tick in range(low, high + 1, step):
         axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1)
         axes.text(tick, 0.3, str(tick), ha="center", va="bottom", fontsize=8)
     axes.plot([low, low + width], [1.5, 1.5], color="black", linewidth=2)
     text = f"critical difference {width:.2f} ({len(scores)} blocks)"
     axes.text(low + width + 0.1, 1.5, text, va="center", fontsize=8)
     for place, method in enumerate(order):
-        left = place < half
-        y = -1.5 - (place if left else len(labels) - 1 - place) * 0.9
-        end = low - 0.05 * high if left else high + 0.05 * high
+        if place < half:
+            level = place
+            end = low - 0.05 * high
+            side = "right"
+        else:
+            level = len(labels) - 1 - place
+            end = high + 0.05 * high
+            side = "left"
+        y = -1.5 - level * 0.9
         axes.plot([ranks[method], ranks[method], end], [0, y, y], color="#555555", linewidth=0.9)
         name = f"{labels[method]} ({ranks[method]:.2f})"
-        axes.text(end, y, name, ha="right" if left else "left", va="center", fontsize=9)
-    for level, (first, last) in enumerate(_cliques(ranks[order], width)):
-        y = -0.3 - 0.25 * level
+        axes.text(end, y, name, ha=side, va="center", fontsize=9)
+    for number, (first, last) in enumerate(_cliques(ranks[order], width)):
+        y = -0.3 - 0.25 * number
         axes.plot([first - 0.03, last + 0.03], [y, y], color=COLOURS[1], linewidth=3)
     return figure
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from pfl.report.comparison import Comparison, all_labels, blocks
+from pfl.report.comparison import ComparedRuns, all_labels, blocks
 from pfl.report.table import Cell, Column, Estimate, Table
 from pfl.scores.names import ScoreName, direction, models_of, numbers_of
 from pfl.scores.runs import Row, Run
 from pfl.scores.statistics import Paired, mean_ranks
 
+COUNTS = "score that counts"  # the column of the model that counts, the only one with a best
 MEANS_ONLY = {
     "gained": ".0%",
     "MB up": ",.2f",
@@ -28,7 +29,7 @@ MEANS_ONLY = {
 Record = dict[str, Any]
 
 
-def overview_table(comparisons: Sequence[Comparison]) -> Table:
+def overview_table(comparisons: Sequence[ComparedRuns]) -> Table:
     """Returns a row for each method: its scores at all points of a grid, by mean rank.
 
     The score is that of the model that counts. A method that lacks a run has no rank (see
@@ -45,13 +46,17 @@ def overview_table(comparisons: Sequence[Comparison]) -> Table:
     return Table(columns, rows, "Scores at all points, by mean rank.", "tab:overview")
 
 
-def score_table(comparison: Comparison) -> Table:
+def score_table(comparison: ComparedRuns) -> Table:
     """Returns a row for each method: scores, worst tenth, metrics, gain and costs.
 
-    `model` is the model that counts, whose worst tenth, metrics, gain and parameters these are.
+    `model` is the model that counts, whose score, worst tenth, metrics, gain and parameters these
+    are. The best score that counts is the best of the table.
     """
     numbers = {label: _numbers(comparison, label) for label in comparison.labels}
-    empty = set() if comparison.tuning else {"tuning trials"}
+    if comparison.tuning:
+        empty = set()
+    else:
+        empty = {"tuning trials"}
     if not any(len(row["gained"]) for row in numbers.values()):
         empty.add("gained")
     if "virtual_seconds" not in comparison.columns:
@@ -59,25 +64,36 @@ def score_table(comparison: Comparison) -> Table:
     heads = [head for head in numbers[comparison.labels[0]] if head not in empty]
     columns = [Column("method"), Column("model")]
     for head in heads:
-        number = head if head in numbers_of(comparison.columns) else comparison.number
-        form = MEANS_ONLY.get(head)
-        columns.append(Column(head, form) if form else _score_column(head, comparison, number))
+        number = comparison.number
+        if head in numbers_of(comparison.columns):
+            number = head
+        column = _score_column(head, comparison, number)
+        if head in MEANS_ONLY:
+            column = Column(head, MEANS_ONLY[head])
+        elif head != COUNTS:
+            column = replace(column, better=None)
+        columns.append(column)
     rows: list[list[Cell]] = []
     for label, row in numbers.items():
         cells = [Estimate.of(row[head]) for head in heads]
         means = [c.mean if h in MEANS_ONLY else c for h, c in zip(heads, cells, strict=True)]
         rows.append([label, comparison.main_kind(label), *means])
     caption = " ".join([f"{comparison.title}." * bool(comparison.title), *comparison.notes()[:2]])
+    return Table(columns, rows, caption.strip(), _label(comparison))
+
+
+def _label(comparison: ComparedRuns) -> str:
+    """Returns the label of a comparison's tables in LaTeX."""
     slug = "".join(c if c.isalnum() else "-" for c in comparison.title.lower()).strip("-")
-    return Table(columns, rows, caption.strip(), f"tab:{slug or 'scores'}")
+    return f"tab:{slug or 'scores'}"
 
 
-def _score_column(head: str, comparison: Comparison, number: str) -> Column:
+def _score_column(head: str, comparison: ComparedRuns, number: str) -> Column:
     better = direction(number, comparison.metrics)
     return Column(head, ".4f", better, is_share=number == "accuracy")
 
 
-def statistics_table(comparison: Comparison) -> Table:
+def statistics_table(comparison: ComparedRuns) -> Table:
     """Returns a row for each method that is compared with the baseline."""
     heads = [f"difference to {comparison.baseline}", "95% interval", "p (Holm)"]
     heads += ["wins", "ties", "losses"]
@@ -88,13 +104,18 @@ def statistics_table(comparison: Comparison) -> Table:
             rows.append([*row, *[None] * 6])
             continue
         row += [f"{result.difference:+.4f}", f"[{result.low:+.4f}, {result.high:+.4f}]"]
-        row.append(None if np.isnan(p) else f"{p:.2g}")
-        rows.append([*row, result.wins, result.ties, result.losses])
+        shown = None
+        if not np.isnan(p):
+            shown = f"{p:.2g}"
+        rows.append([*row, shown, result.wins, result.ties, result.losses])
     counts = [Column(head, ",.0f") for head in heads[3:]]
-    return Table(["method", "model", *heads[:3], *counts], rows)
+    caption = f"{comparison.title}. " * bool(comparison.title)
+    caption += f"Each method against {comparison.baseline}, by pairs of clients."
+    label = f"{_label(comparison)}-statistics"
+    return Table(["method", "model", *heads[:3], *counts], rows, caption, label)
 
 
-def records(comparisons: Sequence[Comparison]) -> list[Record]:
+def records(comparisons: Sequence[ComparedRuns]) -> list[Record]:
     """Returns a row for each method at each point of a grid, with the numbers of all tables.
 
     A score has its standard deviation in a column of its own.
@@ -118,14 +139,18 @@ def records(comparisons: Sequence[Comparison]) -> list[Record]:
     return rows
 
 
-def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
+def run_records(comparisons: Sequence[ComparedRuns]) -> list[Record]:
     """Returns a row for each run: what it is, and its `metrics.csv` in the round that counts."""
     rows = []
     for comparison in comparisons:
         for run in comparison.runs:
-            status = "finished" if run.finished else "unfinished"
+            status = "unfinished"
+            if run.finished:
+                status = "finished"
             row = {**run.point, "method": run.label, "seed": run.seed, "folder": run.folder}
-            row["status"] = "diverged" if run.diverged else status
+            if run.diverged:
+                status = "diverged"
+            row["status"] = status
             row["model"] = comparison.main_kind(run.label)
             row["gained"] = comparison.gained_of(run)
             row["seconds"] = comparison.seconds_of(run)
@@ -133,33 +158,43 @@ def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
     return rows
 
 
-def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> dict[str, float]:
+def run_numbers(comparison: ComparedRuns, run: Run, last: Row | None = None) -> dict[str, float]:
     """Returns a run's numbers in the round that counts, by the columns of the tables; NaN for none.
 
-    Bytes and gradients are those up to the round `last`, if it is given.
+    Bytes and gradients are those up to the round `last`, if it is given. Gradients have those of
+    each client's fine-tuning, once, if a fine-tuned model counts.
     """
-    number, columns = comparison.number, comparison.columns
-    row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label) or ""
-    names = {m: ScoreName("test", m, number) for m in models_of(columns, number)}
+    number = comparison.number
+    columns = comparison.columns
+    row = comparison.chosen[id(run)] or {}
+    main = comparison.main_kind(run.label) or ""
+    names = {COUNTS: ScoreName("test", main, number)}
+    names |= {m: ScoreName("test", m, number) for m in models_of(columns, number)}
     names["worst 10%"] = ScoreName("test", main, f"{number}_worst10")
     others = [name for name in numbers_of(columns) if name not in (number, "loss")]
     names |= {name: ScoreName("test", main, name) for name in others}
     # An adapted model is as large as its start.
     sizes = [f"parameters/{kind}" for kind in (main, "personalized", "global")]
     size = next((name for name in sizes if name in columns), "")
-    costs, gained, seconds = last or row, comparison.gained_of(run), comparison.seconds_of(run)
+    costs = last or row
+    gained = comparison.gained_of(run)
+    if gained is None:
+        gained = np.nan
+    seconds = comparison.seconds_of(run)
+    if seconds is None:
+        seconds = np.nan
     return {head: row.get(str(name), np.nan) for head, name in names.items()} | {
-        "gained": np.nan if gained is None else gained,
+        "gained": gained,
         "MB up": costs.get("comm/uplink_bytes", np.nan) / 1e6,
         "MB down": costs.get("comm/downlink_bytes", np.nan) / 1e6,
         "parameters": row.get(size, np.nan),
-        "gradients": costs.get("train/samples", np.nan),
-        "seconds": np.nan if seconds is None else seconds,
+        "gradients": costs.get("train/samples", np.nan) + run.finetuning_samples(main),
+        "seconds": seconds,
         "virtual seconds": costs.get("virtual_seconds", np.nan),
     }
 
 
-def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
+def _numbers(comparison: ComparedRuns, label: str) -> dict[str, np.ndarray]:
     """Returns for each column of the table the numbers of a method's runs, which may be NaN."""
     rows = [run_numbers(comparison, run) for run in comparison.of(label)]
     numbers = {head: np.array([row[head] for row in rows], float) for head in rows[0]}
@@ -167,7 +202,9 @@ def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
     return numbers | {"tuning trials": np.array([comparison.tuning_cost(label, "trials")])}
 
 
-def _ranks(comparisons: Sequence[Comparison]) -> dict[str, float]:
+def _ranks(comparisons: Sequence[ComparedRuns]) -> dict[str, float]:
     """Returns the mean rank of each method that has all runs."""
     labels, scores = blocks(comparisons)
-    return dict(zip(labels, mean_ranks(scores).tolist(), strict=True)) if labels else {}
+    if labels:
+        return dict(zip(labels, mean_ranks(scores).tolist(), strict=True))
+    return {}

@@ -24,11 +24,11 @@ import numpy as np
 from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
 from pfl.report import table as tables
-from pfl.report.curves import Panel, Row, read_panel
+from pfl.report.curves import Panel, PanelRow, read_panel
 
 
 @dataclass(frozen=True)
-class Table:
+class Crosstab:
     """Content of one table; the docstring of the module explains the keys."""
 
     panel: Panel
@@ -44,7 +44,7 @@ class Table:
         down, across = (product(*(values[a] for a in axes)) for axes in (self.rows, self.columns))
         return list(down), list(across)
 
-    def markdown(self, table: Sequence[Row]) -> str:
+    def markdown(self, table: Sequence[PanelRow]) -> str:
         """Returns the title and the table, from rows with one run and round each."""
         where = self.panel.where.items()
         table = [row for row in table if all(row[axis] in chosen for axis, chosen in where)]
@@ -68,7 +68,7 @@ class Table:
         point = zip(axes, values, strict=True)
         return ", ".join(self.panel.runs[v] if axis == "run" else str(v) for axis, v in point)
 
-    def _cell(self, table: Sequence[Row], point: dict[str, Any]) -> str:
+    def _cell(self, table: Sequence[PanelRow], point: dict[str, Any]) -> str:
         rows = [row for row in table if all(row[axis] == v for axis, v in point.items())]
         seeds = dict.fromkeys(row["seed"] for row in rows)
         values = [self.panel.point_value([r for r in rows if r["seed"] == seed]) for seed in seeds]
@@ -77,13 +77,17 @@ class Table:
             return "–"
         if len(known) == 1:
             return f"{known[0]:.4g}"
-        mean, spread = known.mean(), known.std(ddof=1)
-        scale = np.floor(np.log10(abs(mean))) if mean else 0
+        mean = known.mean()
+        spread = known.std(ddof=1)
+        if mean:
+            scale = np.floor(np.log10(abs(mean)))
+        else:
+            scale = 0
         decimals = int(np.clip(3 - scale, 0, 9))  # four digits of the mean, as many of the spread
         return f"{mean:.{decimals}f} ± {spread:.{decimals}f}"
 
 
-def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Table:
+def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Crosstab:
     """Returns a table of a paper's file, of which the keys are checked."""
     expected = "keys and values, y and rows among them"
     require(f"{name}: tables", content, isinstance(content, dict), expected)
@@ -100,7 +104,7 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
             f"{name}: tables: rows {rows} and columns {columns}; together they must name each of "
             f"{', '.join(counts)} once"
         )
-    result = Table(panel, rows, columns, content.get("printed") or {})
+    result = Crosstab(panel, rows, columns, content.get("printed") or {})
     downward, across = result.places
     known = [result.words(rows, down) for down in downward]
     for row, printed in result.printed.items():

@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-Row = Mapping[str, Any]
-BYTES = "comm/bytes"  # sent and received, in the rows of `rows_of`
+PanelRow = Mapping[str, Any]
+BYTES = "comm/bytes"  # sent and received, in the rows of `panel_rows`
+UNITS = {BYTES: 1e6}  # by which figures divide a column
 # Okabe & Ito's colours for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MODELS = {"global": COLOURS[0], "personalized": COLOURS[1], "local": "#777777"}
-MODELS |= {"finetuned": COLOURS[2], "unseen": COLOURS[3]}
+MODEL_COLOURS = {"global": COLOURS[0], "personalized": COLOURS[1], "local": "#777777"}
+MODEL_COLOURS |= {"finetuned": COLOURS[2], "unseen": COLOURS[3]}
 LINES = ("-", "--", ":", "-.")
 SUM = " + "
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -65,14 +66,24 @@ class Line:
     high: np.ndarray
 
 
-def rows_of(runs: Sequence[Run], budget: tuple[str, float] | None = None) -> list[dict[str, Any]]:
-    """Returns the rows of `metrics.csv` of some runs as panels take them, and all bytes so far."""
+def panel_rows(
+    runs: Sequence[Run], budget: tuple[str, float] | None = None, model: str | None = None
+) -> list[dict[str, Any]]:
+    """Returns the rows of `metrics.csv` of some runs as panels take them, and all bytes so far.
+
+    Sample gradients have those of each client's fine-tuning, once, if a `model` is fine-tuned.
+    """
     rows = []
     for run in runs:
+        adapted = run.finetuning_samples(model)
         for row in run.within(budget):
             entry = {"run": run.label, "seed": run.seed, "diverged": 0, **row}
+            if adapted and "train/samples" in row:
+                entry["train/samples"] = row["train/samples"] + adapted
             both = [row[way] for way in BUDGETS["bytes"] if way in row]
-            rows.append(entry | ({BYTES: sum(both)} if len(both) == 2 else {}))
+            if len(both) == 2:
+                entry[BYTES] = sum(both)
+            rows.append(entry)
     return rows
 
 
@@ -99,14 +110,19 @@ class Panel:
     def metrics(self) -> list[str]:
         """The columns of `metrics.csv` that this panel needs."""
         sums = [name for y in self.y for name in y.split(SUM)]
-        names = ["round", *([] if self.x in self.axes else [self.x]), *sums]
-        return names + (list(self.at) if isinstance(self.at, dict) else [])
+        names = ["round"]
+        if self.x not in self.axes:
+            names.append(self.x)
+        names += sums
+        if isinstance(self.at, dict):
+            names += list(self.at)
+        return names
 
     def shows(self, run: str, axes: Mapping[str, Any]) -> bool:
         """Returns whether the panel shows a run at a point of the grid."""
         return run in self.runs and all(axes[axis] in v for axis, v in self.where.items())
 
-    def check(self, figure: str, table: Sequence[Row], known: Iterable[str]) -> None:
+    def check(self, figure: str, table: Sequence[PanelRow], known: Iterable[str]) -> None:
         """Refuses a panel with a metric that no run has; `known` are all metrics."""
         have = {name for row in table if row["run"] in self.runs for name in row}
         of_y = {name for y in self.y for name in y.split(SUM)}
@@ -117,20 +133,20 @@ class Panel:
             metrics = ", ".join(known)
             raise ConfigError(f"{figure}: panels: no run has {missing[0]!r}; there are {metrics}")
 
-    def lines(self, table: Sequence[Row]) -> list[Line]:
+    def lines(self, table: Sequence[PanelRow]) -> list[Line]:
         """Returns the lines: one for each run and point of the grid's other axes."""
         others = {k: self.where.get(k, v) for k, v in self.axes.items() if k != self.x}
         points = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
         lines = (self._line(table, run, point) for run in self.runs for point in points)
         return [line for line in lines if len(line.x)]
 
-    def _line(self, table: Sequence[Row], run: str, point: dict[str, Any]) -> Line:
+    def _line(self, table: Sequence[PanelRow], run: str, point: dict[str, Any]) -> Line:
         rows = [r for r in table if r["run"] == run and all(r[k] == v for k, v in point.items())]
         seeds = dict.fromkeys(row["seed"] for row in rows)
         series = [self._points([row for row in rows if row["seed"] == seed]) for seed in seeds]
         return Line(self.runs[run], point, *_mean(series, self.x_unit, self.y_unit))
 
-    def _points(self, rows: Sequence[Row]) -> dict[Any, tuple[float, float]]:
+    def _points(self, rows: Sequence[PanelRow]) -> dict[Any, tuple[float, float]]:
         """Returns x and y of one seed, by the value of the axis or by the round."""
         if self.x not in self.axes:
             rows = [row for row in rows if self.x in row and self._y(row) is not None]
@@ -142,7 +158,7 @@ class Panel:
                 points[x] = (x, y)
         return points
 
-    def point_value(self, rows: Sequence[Row]) -> float | None:
+    def point_value(self, rows: Sequence[PanelRow]) -> float | None:
         """Returns y in the round of a run that `at` chooses; None if there is none."""
         values = [y for row in rows if (y := self._y(row)) is not None]
         if isinstance(self.at, dict):
@@ -151,9 +167,11 @@ class Panel:
             return next(reached, None)
         if not values or any(row["diverged"] for row in rows):
             return None
-        return min(values) if self.at == "best" else values[-1]
+        if self.at == "best":
+            return min(values)
+        return values[-1]
 
-    def _y(self, row: Row) -> float | None:
+    def _y(self, row: PanelRow) -> float | None:
         sums = (y.split(SUM) for y in self.y)
         return next((sum(row[n] for n in names) for names in sums if row.keys() >= {*names}), None)
 
@@ -162,11 +180,12 @@ def _mean(
     series: list[dict[Any, tuple[float, float]]], x_unit: float, y_unit: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns mean x and mean, lowest and highest y of the points that all seeds have."""
-    common = [key for key in (series[0] if series else []) if all(key in s for s in series)]
+    common = [key for one in series[:1] for key in one if all(key in s for s in series)]
     if not common:
         return (np.empty(0),) * 4
     points = np.array([[s[key] for key in common] for s in series], float)
-    x, y = points[..., 0] / x_unit, points[..., 1] / y_unit
+    x = points[..., 0] / x_unit
+    y = points[..., 1] / y_unit
     return x.mean(0), y.mean(0), y.min(0), y.max(0)
 
 
@@ -204,7 +223,9 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
 
 
 def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def weight_matrix(
@@ -220,11 +241,13 @@ def weight_matrix(
 # ---- drawing -------------------------------------------------------------------------------------
 
 
-def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
+def draw(title: str, panels: list[Panel], table: Sequence[PanelRow]) -> Figure:
     """Returns a figure of all panels, up to three in a row, with one legend below them."""
     from matplotlib.figure import Figure  # slow to import; pyplot would need a display
 
-    columns = min(len(panels), 3 if len(panels) != 4 else 2)
+    columns = min(len(panels), 3)
+    if len(panels) == 4:
+        columns = 2
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(max(6.5, 4.3 * columns), 3.3 * rows + 0.8), layout="constrained")
     places = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -241,7 +264,7 @@ def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
 
 
 def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: Any) -> Line2D:
-    """Draws a curve in a line style of matplotlib, and its band with the label `band`."""
+    """DrawKey a curve in a line style of matplotlib, and its band with the label `band`."""
     (drawn,) = axes.plot(line.x, line.y, form, **style)
     if (line.high > line.low).any():
         colour = drawn.get_color()
@@ -250,9 +273,9 @@ def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: An
 
 
 def _draw_panel(
-    axes: Axes, panel: Panel, table: Sequence[Row], labels: list[str]
+    axes: Axes, panel: Panel, table: Sequence[PanelRow], labels: list[str]
 ) -> dict[str, Any]:
-    """Draws one panel and returns the lines by label.
+    """DrawKey one panel and returns the lines by label.
 
     The colour shows the label, and the line style the point of the grid. If there is one point,
     some lines are dashed, so that lines on top of one another still show.
@@ -260,24 +283,35 @@ def _draw_panel(
     lines = panel.lines(table)
     points: list[dict[str, Any]] = []
     for line in lines:
-        points += [] if line.point in points else [line.point]
+        if line.point not in points:
+            points.append(line.point)
     handles = {}
     for line in lines:
         varying = [k for k in line.point if len({str(p[k]) for p in points}) > 1]
         label = ", ".join([line.label, *(f"{k} {line.point[k]}" for k in varying)])
         number = labels.index(line.label)
-        kind = points.index(line.point) if len(points) > 1 else max(0, number - 3)
+        if len(points) > 1:
+            kind = points.index(line.point)
+        else:
+            kind = max(0, number - 3)
         style: dict[str, Any] = {"linewidth": 1.4, "label": label}
         style["color"] = COLOURS[number % len(COLOURS)]
         if panel.x in panel.axes or len(line.x) == 1:  # single points
             style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
         handles[label] = plot(axes, line, LINES[kind % len(LINES)], **style)
+    xlabel = panel.xlabel
+    if xlabel is None:
+        xlabel = panel.x
+    ylabel = panel.ylabel
+    if ylabel is None:
+        ylabel = panel.y[0]
+    scales = {True: "log", False: "linear"}
     axes.set(
         title=panel.title,
-        xlabel=panel.x if panel.xlabel is None else panel.xlabel,
-        ylabel=panel.y[0] if panel.ylabel is None else panel.ylabel,
-        xscale="log" if "x" in panel.log else "linear",
-        yscale="log" if "y" in panel.log else "linear",
+        xlabel=xlabel,
+        ylabel=ylabel,
+        xscale=scales["x" in panel.log],
+        yscale=scales["y" in panel.log],
         xlim=panel.xlim,
         ylim=panel.ylim,
     )

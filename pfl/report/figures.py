@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pfl.report.curves import COLOURS, MODELS, Line, plot, weight_matrix
+from pfl.report.curves import COLOURS, MODEL_COLOURS, Line, plot, weight_matrix
 from pfl.scores.names import candidates, scores_among
-from pfl.scores.runs import columns_of
+from pfl.scores.runs import column_names
 from pfl.scores.table import ScoreTable
 
 CLASSES = (*COLOURS[:6], "#777777", "#8C6D00")
@@ -34,7 +34,10 @@ def run_figure(
         scores: The clients' scores by round, for a band in the second panel.
     """
     curves = adaptation_curves(rows)
-    count = 4 if any(len(points) > 1 for points in curves.values()) else 3
+    if any(len(points) > 1 for points in curves.values()):
+        count = 4
+    else:
+        count = 3
     figure = Figure(figsize=(1 + 4 * count, 3.8), layout="constrained")
     left, middle, right, *more = figure.subplots(1, count)
     if more:
@@ -44,7 +47,7 @@ def run_figure(
         names = [name.removeprefix("label_") for name in labels]
         draw_partition(left, np.stack([columns[name] for name in labels], 1), names)
     else:
-        left.bar(columns["client"], columns["train_samples"], color=MODELS["local"])
+        left.bar(columns["client"], columns["train_samples"], color=MODEL_COLOURS["local"])
         left.set(xlabel="client", ylabel="training samples", title="Who has how much")
     draw_curves(middle, rows, scores)
     draw_clients(right, columns, score_name(rows))
@@ -85,7 +88,10 @@ def embedding_figure(
         targets: The classes [n].
         client: The id of the client, for the title.
     """
-    side = 2 if len(panels) == 4 else 1
+    if len(panels) == 4:
+        side = 2
+    else:
+        side = 1
     figure = Figure(figsize=(4.2 * side + 1, 3.6 * side + 0.3), layout="constrained")
     shown = figure.subplots(side, side, squeeze=False).ravel()
     for axes, (models, (places, predicted)) in zip(shown, panels.items(), strict=True):
@@ -106,7 +112,7 @@ def embedding_figure(
 
 
 def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None = None) -> None:
-    """Draws the label counts [M, K] as a heat map: a row per label, a column per client."""
+    """DrawKey the label counts [M, K] as a heat map: a row per label, a column per client."""
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="label", title="Who has which labels")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -117,12 +123,13 @@ def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None =
 
 
 def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> None:
-    """Draws the mean test score by round; the worst tenth of the clients is dotted.
+    """DrawKey the mean test score by round; the worst tenth of the clients is dotted.
 
     If there are scores by round, a band holds the personalized models' (or else the global model's)
     without the lowest and the highest tenth of the clients.
     """
-    number, names = score_name(rows), scores_among(columns_of(rows), "test")
+    number = score_name(rows)
+    names = scores_among(column_names(rows), "test")
     shown = [n for n in names if n.number == number and n.model in ("global", "personalized")]
     for name in shown:
         for suffix, form, words in (("", "-", ""), ("_worst10", ":", ", worst 10 %")):
@@ -133,9 +140,10 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
             band = {"q10": y, "q90": y}
             if scores is not None and name == shown[-1] and name in scores.names and not suffix:
                 found = scores.over_rounds(name)
-                band = found if found and np.array_equal(scores.rounds, x) else band
+                if found and np.array_equal(scores.rounds, x):
+                    band = found
             line = Line(name.model, {}, x, y, band["q10"], band["q90"])
-            look = {"color": MODELS[name.model], "label": f"{name.model}{words}"}
+            look = {"color": MODEL_COLOURS[name.model], "label": f"{name.model}{words}"}
             plot(axes, line, form, f"{name.model}, 80 % of clients", **look)
     axes.set(xlabel="round", ylabel=f"test {number}", title="Mean over clients")
     axes.grid(alpha=0.3)
@@ -144,7 +152,7 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
 
 
 def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> None:
-    """Draws a test score of each client; clients are sorted by the score of their first model."""
+    """DrawKey a test score of each client; clients are sorted by the score of their first model."""
     markers = {"global": "o", "personalized": "^", "local": "x"}
     of_tests = scores_among(columns, "test")
     names = [name for name in of_tests if name.model in markers and name.number == number]
@@ -152,7 +160,8 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> Non
         return
     order = np.argsort(columns[str(names[0])])
     for name in names:
-        values, colour = columns[str(name)][order], MODELS[name.model]
+        values = columns[str(name)][order]
+        colour = MODEL_COLOURS[name.model]
         axes.plot(values, markers[name.model], color=colour, label=name.model, alpha=0.8)
     xlabel = f"clients, by {number} of the {names[0].model} model"
     axes.set(xlabel=xlabel, ylabel=f"test {number}", title="Each client")
@@ -165,7 +174,10 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}
     tested = [row for row in rows if scores_among(row, "test")]
-    last = tested[-1] if tested else {}
+    if tested:
+        last = tested[-1]
+    else:
+        last = {}
     for name in scores_among(last, "test"):
         if "/" in name.model and name.number == number:
             curves.setdefault(name.kind, []).append((name.steps, last[str(name)]))
@@ -173,11 +185,11 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
 
 
 def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], number: str) -> None:
-    """Draws the mean test score by steps of fine-tuning (`adaptation_curves`)."""
+    """DrawKey the mean test score by steps of fine-tuning (`adaptation_curves`)."""
     labels = {"finetuned": ("clients that train", "o-"), "unseen": ("unseen clients", "s--")}
     for name, points in curves.items():
         label, style = labels[name]
-        axes.plot(*zip(*points, strict=True), style, color=MODELS[name], label=label)
+        axes.plot(*zip(*points, strict=True), style, color=MODEL_COLOURS[name], label=label)
     axes.set(xlabel="local steps of fine-tuning", ylabel=f"test {number}", title="Fine-tuning")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -186,5 +198,7 @@ def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], numb
 
 def score_name(rows: list[dict[str, Any]]) -> str:
     """Returns "accuracy" if the rows have one, otherwise "loss" (regression)."""
-    first = candidates(columns_of(rows), "test")
-    return first[0].number if first else "loss"
+    first = candidates(column_names(rows), "test")
+    if first:
+        return first[0].number
+    return "loss"

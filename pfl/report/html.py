@@ -10,7 +10,7 @@ import numpy as np
 
 from pfl import files
 from pfl.datamodules.errors import ConfigError, optional_module
-from pfl.report.comparison import Comparison
+from pfl.report.comparison import ComparedRuns
 from pfl.report.comparison_tables import run_numbers
 from pfl.report.table import Cell, Column, Link, Table, html, number_of, template
 from pfl.scores.names import ScoreName, models_of
@@ -25,9 +25,9 @@ PLOT = {
     "toImageButtonOptions": {"format": "svg"},
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 }
-COUNTED = ("client", "never trains")  # columns of whole numbers, as samples and bytes are
-COUNTS = ("_samples", "_bytes")
-OPEN = 3  # number of runs up to which all of them are shown at once
+WHOLE = ("client", "never trains")  # columns of whole numbers, as samples and bytes are
+WHOLE_ENDS = ("_samples", "_bytes")
+MOST_OPEN = 3  # number of runs up to which all of them are shown at once
 
 
 def page(runs: Sequence[Run], title: str, version: str, metric: str | None = None) -> str:
@@ -40,13 +40,16 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
 
     plotly = optional_module("report", "plotly.offline", "plotly")
 
-    comparison = Comparison(runs, runs[0].label, metric=metric)
+    comparison = ComparedRuns(runs, runs[0].label, metric=metric)
     seen: dict[str, int] = {}
     parts = []
     for index, run in enumerate(runs):
-        of_run = comparison if comparison.score_of(run.label) else Comparison([run], run.label)
+        if comparison.score_of(run.label):
+            of_run = comparison
+        else:
+            of_run = ComparedRuns([run], run.label)
         with files.reading(run.folder):
-            parts.append(_part(index, run, of_run, seen) | {"is_open": len(runs) <= OPEN})
+            parts.append(_part(index, run, of_run, seen) | {"is_open": len(runs) <= MOST_OPEN})
     notes = " ".join(comparison.notes()[2:])
     scores = bool(models_of(comparison.columns, comparison.number))
     return template((Path(__file__).parent / "page.html").read_text()).render(
@@ -64,13 +67,19 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
 # ---- all runs ------------------------------------------------------------------------------------
 
 
-def _overview(comparison: Comparison) -> Table:
+def _overview(comparison: ComparedRuns) -> Table:
     """Returns a table with a row for each run, with the columns of a comparison's table."""
     rows: list[dict[str, Cell]] = []
     for index, run in enumerate(comparison.runs):
-        row, last = comparison.chosen[id(run)] or {}, run.rows[-1] if run.rows else {}
+        row = comparison.chosen[id(run)] or {}
+        if run.rows:
+            last = run.rows[-1]
+        else:
+            last = {}
         place: dict[str, Cell] = {"run": Link(f"#run-{index}", run.label), "seed": run.seed}
-        counts = {"rounds": last.get("round"), "round that counts": row.get("round")}
+        name = comparison.score_of(run.label)
+        counts = {"rounds": last.get("round"), "score of the last round": last.get(str(name))}
+        counts["round that counts"] = row.get("round")
         place |= {**counts, "model": comparison.main_kind(run.label)}
         rows.append({**place, **run_numbers(comparison, run, row or last)})
     known = any(number_of(row["gained"]) is not None for row in rows)
@@ -78,11 +87,11 @@ def _overview(comparison: Comparison) -> Table:
     return Table(heads, [[row[head] for head in heads] for row in rows])
 
 
-def _curves(comparison: Comparison) -> dict[str, Any] | None:
+def _curves(comparison: ComparedRuns) -> dict[str, Any] | None:
     """Returns the figures of all runs, and what can be chosen in them; None without curves."""
     from pfl.report import html_figures as figures
 
-    mean, worst = (figures.curves(comparison.runs, suffix) for suffix in ("", "_worst10"))
+    mean, worst = (figures.score_lines(comparison.runs, suffix) for suffix in ("", "_worst10"))
     if mean is None:
         return None
     found: dict[str, list[np.ndarray]] = {}
@@ -93,7 +102,7 @@ def _curves(comparison: Comparison) -> dict[str, Any] | None:
     boxes = figures.boxes(scored, comparison.number)
     return {
         "lines": [_plot(figure) for figure in (mean, worst) if figure is not None],
-        "boxes": [] if boxes is None else [_plot(boxes)],
+        "boxes": [_plot(figure) for figure in (boxes,) if figure is not None],
         "axes": list(next(iter(mean.data)).meta["x"]),
         "scores": list(figures.columns_by_title(comparison.runs)),
     }
@@ -102,22 +111,25 @@ def _curves(comparison: Comparison) -> dict[str, Any] | None:
 # ---- one run -------------------------------------------------------------------------------------
 
 
-def client_table(run: Run, comparison: Comparison) -> dict[str, np.ndarray]:
+def client_table(run: Run, comparison: ComparedRuns) -> dict[str, np.ndarray]:
     """Returns what the run has recorded of its clients, by columns [M], in the round that counts.
 
     The columns are `client`, the names, sizes, label counts and bytes of `clients.csv`, the test
     scores of each kind of model (`global`, `personalized`, `unseen/5`, `local`, ...), and `gain`,
     which is positive where a client is better off than with its local baseline.
     """
-    row, number = comparison.chosen[id(run)], comparison.number
-    models = [*models_of(comparison.columns, number), "local"] if row else []
+    row = comparison.chosen[id(run)]
+    number = comparison.number
+    models: list[str] = []
+    if row:
+        models = [*models_of(comparison.columns, number), "local"]
     scores = {m: run.client_scores(row or {}, ScoreName("test", m, number)) for m in models}
     scores["gain"] = comparison.gains_of(run)
     table = {name: values for name, values in scores.items() if values is not None}
     known = {
         "never trains" if name == "unseen" else name: values
         for name, values in run.clients.items()
-        if name in ("name", "unseen") or name.startswith("label_") or name.endswith(COUNTS)
+        if name in ("name", "unseen") or name.startswith("label_") or name.endswith(WHOLE_ENDS)
     }
     count = len(next(iter({**table, **known}.values()), []))
     columns = {"client": np.arange(count), **table, **known}
@@ -137,15 +149,18 @@ def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
     return {name: values[chosen] for name, values in table.items()}
 
 
-def _part(index: int, run: Run, comparison: Comparison, seen: dict[str, int]) -> dict[str, Any]:
+def _part(index: int, run: Run, comparison: ComparedRuns, seen: dict[str, int]) -> dict[str, Any]:
     """Returns what the page shows of a run; `seen` has the first run of each partition."""
     from pfl.report import html_figures as figures
 
     whole = client_table(run, comparison)
-    table = _fewer(whole, figures.MOST_CLIENTS)
+    table = _fewer(whole, figures.MOST_SHOWN)
     digest = str(run.summary.get("partition_hash", index))
-    state = "The run diverged." if run.diverged else "The run has not ended."
-    words = [str(run.summary.get("protocol", state))]
+    if run.diverged:
+        state = "The run diverged."
+    else:
+        state = "The run has not ended."
+    words = [str(run.summary.get("protocol", state)), *_round_words(run, comparison)]
     if "privacy" in run.summary:
         epsilon = run.summary["privacy/epsilon"]
         words.append(f"Privacy: epsilon {epsilon:.4g}, {run.summary['privacy']}.")
@@ -154,19 +169,21 @@ def _part(index: int, run: Run, comparison: Comparison, seen: dict[str, int]) ->
             f"Of {len(whole['client']):,} clients, {len(table['client']):,} are shown, from the "
             f"lowest to the highest score; all are in clients.csv."
         )
-    first, path = seen.setdefault(digest, index), run.folder / "collaboration.csv"
-    plots = [
-        figures.clients(table, comparison.number),
-        figures.partition(table) if first == index else None,
-        figures.collaboration(files.last_round(path)),
-    ]
+    first = seen.setdefault(digest, index)
+    path = run.folder / "collaboration.csv"
+    plots = [figures.clients(table, comparison.number)]
+    same_as: int | None = first  # the run whose partition this run has
+    if first == index:
+        same_as = None
+        plots.append(figures.label_map(table))
+    plots.append(figures.collaboration(files.last_round(path)))
     facts = dict(run.summary.get("versions") or {})
     names = ("algorithm", "seed", "partition_hash", "engine", "folder")
     facts |= {name: run.summary[name] for name in names if name in run.summary}
     return {
         "title": f"{run.label}, seed {run.seed} ({run.folder})",
         "words": words,
-        "same_as": None if first == index else first,  # the run whose partition this run has
+        "same_as": same_as,
         "plots": [_plot(figure) for figure in plots if figure is not None],
         "clients": _clients(table),
         "facts": Table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()]),
@@ -174,14 +191,37 @@ def _part(index: int, run: Run, comparison: Comparison, seen: dict[str, int]) ->
     }
 
 
+def _round_words(run: Run, comparison: ComparedRuns) -> list[str]:
+    """Returns the scores after the last round, and after the best round by validation, in words."""
+    name = comparison.score_of(run.label)
+    chosen = comparison.chosen[id(run)] or {}
+    tested = [row for row in run.rows if str(name) in row]
+    words = []
+    if tested:
+        score = f"{comparison.main_kind(run.label)} {comparison.number}"
+        last = tested[-1]
+        words.append(f"Last round: round {last['round']:.0f}, test {score} {last[str(name)]:.4f}.")
+        if "selected_by" in chosen and str(name) in chosen:
+            best = f"round {chosen['round']:.0f}, test {score} {chosen[str(name)]:.4f}"
+            words.append(f"Best by validation: {best}.")
+    return words
+
+
 def _clients(table: dict[str, np.ndarray]) -> Table | None:
     """Returns the table of the clients; None if nothing is known of them."""
     names = [name for name in table if not name.startswith("label_")]
     names.sort(key=lambda name: name not in ("client", "name"))
-    whole = {name for name in names if name in COUNTED or name.endswith(COUNTS)}
-    columns = [table[n].astype(int if n in whole else table[n].dtype).tolist() for n in names]
+    whole = {name for name in names if name in WHOLE or name.endswith(WHOLE_ENDS)}
+    columns = []
+    for name in names:
+        values = table[name]
+        if name in whole:
+            values = values.astype(int)
+        columns.append(values.tolist())
     heads = [Column(name.replace("_", " ")) for name in names]
-    return Table(heads, list(zip(*columns, strict=True))) if len(table["client"]) else None
+    if len(table["client"]):
+        return Table(heads, list(zip(*columns, strict=True)))
+    return None
 
 
 def _plot(figure: go.Figure) -> dict[str, Any]:

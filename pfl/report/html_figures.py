@@ -12,21 +12,29 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from pfl.report.curves import BYTES, COLOURS, MODELS, Line, Panel, rows_of, weight_matrix
+from pfl.report.curves import (
+    BYTES,
+    COLOURS,
+    MODEL_COLOURS,
+    UNITS,
+    Line,
+    Panel,
+    panel_rows,
+    weight_matrix,
+)
 from pfl.report.run_summary import size
 from pfl.scores.names import scores_among
-from pfl.scores.runs import Run, columns_of
+from pfl.scores.runs import Run, column_names
 
 AXES = {"rounds": "round", "MB sent and received": BYTES, "sample gradients": "train/samples"}
 AXES |= {"virtual seconds": "virtual_seconds"}
-UNITS = {BYTES: 1e6}
-KINDS = {"global": "dash", "personalized": "solid", "finetuned": "dot", "unseen": "dashdot"}
+DASHES = {"global": "dash", "personalized": "solid", "finetuned": "dot", "unseen": "dashdot"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "pentagon")
 SYMBOL_OF = {"global": "circle", "personalized": "triangle-up", "local": "x"}
-MOST_CLIENTS = 1000  # in a figure or a table
+MOST_SHOWN = 1000  # in a figure or a table
 MOST_LABELS = 6  # in a hover text
 COUNTED = ("round", "train/samples", "virtual_seconds", "participants", "parameters/", "comm/")
-SPLITS = {"test": "test", "val": "validation"}
+SPLIT_WORDS = {"test": "test", "val": "validation"}
 LAYOUT = {
     "template": "plotly_white",
     "margin": {"l": 60, "r": 20, "t": 30, "b": 50},
@@ -40,31 +48,36 @@ LAYOUT = {
 
 def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[str, str]]:
     """Returns what curves can show: by title, for each model, a column of `metrics.csv`."""
-    columns = columns_of(row for run in runs for row in run.rows)
+    columns = column_names(row for run in runs for row in run.rows)
     titles: dict[str, dict[str, str]] = {}
-    for split, words in SPLITS.items():
+    for split, words in SPLIT_WORDS.items():
         for name in scores_among(columns, split):
             if f"{name}{suffix}" in columns:
                 models = titles.setdefault(f"{words} {name.number}", {})
                 models[name.model] = f"{name}{suffix}"
     titles = dict(sorted(titles.items(), key=lambda item: not item[0].endswith("accuracy")))
-    others = [] if suffix else [n for n in columns if not n.startswith(("test/", "val/", *COUNTED))]
+    if suffix:
+        others = []
+    else:
+        others = [n for n in columns if not n.startswith(("test/", "val/", *COUNTED))]
     return titles | {name: {"": name} for name in others}
 
 
-def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
+def score_lines(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     """Returns lines of the mean over seeds with bands from the lowest to the highest seed, or None.
 
     Each trace has in its `meta` the score that it shows and its x for each axis of `AXES`, with
     which the page's script changes score and axis.
     """
-    figure, labels = go.Figure(), list(dict.fromkeys(run.label for run in runs))
+    figure = go.Figure()
+    labels = list(dict.fromkeys(run.label for run in runs))
     scores = columns_by_title(runs, suffix)
-    have = [set(columns_of(rows_of([run]))) for run in runs if run.rows]
+    have = [set(column_names(panel_rows([run]))) for run in runs if run.rows]
     axes = {title: name for title, name in AXES.items() if all(name in names for names in have)}
-    rows, names = rows_of(runs), {label: label for label in labels}
+    names = {label: label for label in labels}
     for score, columns in scores.items():
         for kind, column in columns.items():
+            rows = panel_rows(runs, model=kind)
             units = [(x, UNITS.get(x, 1)) for x in axes.values()]
             panels = [Panel(names, {}, x=x, y=[column], x_unit=unit) for x, unit in units]
             lines = [{line.label: line for line in panel.lines(rows)} for panel in panels]
@@ -76,7 +89,10 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     if not figure.data:
         return None
     titles = {"xaxis_title": next(iter(axes)), "yaxis_title": next(iter(scores))}
-    return _laid_out(figure, "Worst tenth of the clients" if suffix else "Mean", 430, **titles)
+    title = "Mean"
+    if suffix:
+        title = "Worst tenth of the clients"
+    return _laid_out(figure, title, 430, **titles)
 
 
 def _line(
@@ -84,10 +100,11 @@ def _line(
 ) -> list[go.Scatter]:
     """Returns the traces of one line: the borders of its band, and the line itself."""
     line = next(iter(by_axis.values()))
-    number, base = labels.index(line.label), kind.partition("/")[0]
+    number = labels.index(line.label)
+    base = kind.partition("/")[0]
     colour = COLOURS[number % len(COLOURS)]
     if len(labels) == 1:
-        colour = MODELS.get(base, COLOURS[0])
+        colour = MODEL_COLOURS.get(base, COLOURS[0])
     meta = {"score": score, "x": {axis: one.x.tolist() for axis, one in by_axis.items()}}
     name = html.escape(", ".join(filter(None, [line.label, kind])))
     common = {"x": line.x, "meta": meta, "visible": visible, "legendgroup": name}
@@ -98,7 +115,7 @@ def _line(
         band = {"fill": "tonexty", "fillcolor": f"rgba({rgb}, 0.15)"}
         for y, fill in ((line.low, {}), (line.high, band)):
             traces.append(go.Scatter(y=y, showlegend=False, **fill, **border))
-    style = {"color": colour, "dash": KINDS.get(base, "solid"), "width": 2}
+    style = {"color": colour, "dash": DASHES.get(base, "solid"), "width": 2}
     marker = {"symbol": SYMBOLS[number % len(SYMBOLS)], "maxdisplayed": 12, "size": 7}
     look = {"mode": "lines+markers", "line": style, "marker": marker}
     return [*traces, go.Scatter(y=line.y, name=name, **look, **common)]
@@ -109,7 +126,7 @@ def _line(
 
 def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
     """Returns each client's scores; the text of a client has its labels, sizes, scores and gain."""
-    kinds = [name for name in table if name.partition("/")[0] in MODELS]
+    kinds = [name for name in table if name.partition("/")[0] in MODEL_COLOURS]
     drawn = [kind for kind in kinds if kind in SYMBOL_OF]
     for adapted in ("finetuned", "unseen"):  # after the most steps
         drawn += [kind for kind in kinds if kind.startswith(adapted)][-1:]
@@ -117,11 +134,12 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
         return None
     order = np.argsort(table[drawn[0]], kind="stable")
     texts = [_text(table, client, kinds) for client in order]
-    figure, places = go.Figure(), np.arange(1, len(order) + 1)
+    figure = go.Figure()
+    places = np.arange(1, len(order) + 1)
     look = {"mode": "markers", "text": texts, "hovertemplate": "%{text}<extra></extra>"}
     for kind in drawn:
         marker: dict[str, Any] = {"symbol": SYMBOL_OF.get(kind, "star"), "size": 9, "opacity": 0.8}
-        marker["color"] = MODELS[kind.partition("/")[0]]
+        marker["color"] = MODEL_COLOURS[kind.partition("/")[0]]
         figure.add_scatter(x=places, y=table[kind][order], name=kind, marker=marker, **look)
     x = f"clients, by {number} of the {drawn[0]} model"
     return _laid_out(figure, "Each client", 400, xaxis_title=x, yaxis_title=f"test {number}")
@@ -129,15 +147,20 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
 
 def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> str:
     """Returns what is known of a client, in lines."""
-    name = f", {html.escape(str(table['name'][client]))}" if "name" in table else ""
+    name = ""
+    if "name" in table:
+        name = f", {html.escape(str(table['name'][client]))}"
     lines = [f"<b>client {table['client'][client]:.0f}{name}</b>"]
     sizes = {"training": "train_samples", "validation": "val_samples", "test": "test_samples"}
     known = [f"{table[key][client]:.0f} {word}" for word, key in sizes.items() if key in table]
-    lines += [f"samples: {', '.join(known)}"] if known else []
+    if known:
+        lines.append(f"samples: {', '.join(known)}")
     labels = ((table[name][client], name[6:]) for name in table if name.startswith("label_"))
     if counts := sorted(labels, reverse=True):
         have = [f"{html.escape(label)}: {count:.0f}" for count, label in counts if count]
-        more = f", and {len(have) - MOST_LABELS} more" if len(have) > MOST_LABELS else ""
+        more = ""
+        if len(have) > MOST_LABELS:
+            more = f", and {len(have) - MOST_LABELS} more"
         lines.append(f"labels: {', '.join(have[:MOST_LABELS])}{more}")
     scores = [kind for kind in kinds if not np.isnan(table[kind][client])]
     lines += [f"{kind}: {table[kind][client]:.4f}" for kind in scores]
@@ -145,7 +168,9 @@ def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> st
         lines.append(f"gain over local: {table['gain'][client]:+.4f}")
     ways = {"sent": "uplink_bytes", "received": "downlink_bytes"}
     sent = [f"{word} {size(table[key][client])}" for word, key in ways.items() if key in table]
-    return "<br>".join(lines + ([", ".join(sent)] if sent else []))
+    if sent:
+        lines.append(", ".join(sent))
+    return "<br>".join(lines)
 
 
 def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
@@ -156,7 +181,10 @@ def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
     for index, (label, values) in enumerate(scores.items()):
         marker = {"color": COLOURS[index % len(COLOURS)], "size": 4, "opacity": 0.6}
         look = {"jitter": 0.5, "showlegend": False, "marker": marker}
-        shown = "all" if len(values) <= MOST_CLIENTS else "outliers"
+        if len(values) <= MOST_SHOWN:
+            shown = "all"
+        else:
+            shown = "outliers"
         figure.add_box(y=values, name=html.escape(label), boxpoints=shown, **look)
     return _laid_out(figure, "Clients of all methods", 430, yaxis_title=f"test {number}")
 
@@ -164,17 +192,23 @@ def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
 # ---- maps ----------------------------------------------------------------------------------------
 
 
-def partition(table: dict[str, np.ndarray]) -> go.Figure | None:
+def label_map(table: dict[str, np.ndarray]) -> go.Figure | None:
     """Returns the label counts as a heat map, or the clients' sizes if there are no labels."""
     if "train_samples" not in table:
         return None
-    ids, labels = table["client"].astype(int), [n for n in table if n.startswith("label_")]
+    ids = table["client"].astype(int)
+    labels = [n for n in table if n.startswith("label_")]
     thinned = len(ids) and len(ids) != ids.max() + 1
-    who = [str(i) for i in ids] if thinned else ids.tolist()
+    if thinned:
+        who = [str(i) for i in ids]
+    else:
+        who = ids.tolist()
     if "name" in table:
         who = [html.escape(str(name)) for name in table["name"]]
     if labels:
-        x = who if len(set(who)) == len(who) else ids
+        x: Any = ids
+        if len(set(who)) == len(who):
+            x = who
         names = [html.escape(name.removeprefix("label_")) for name in labels]
         text = "client %{x}, label %{y}: %{z} training samples<extra></extra>"
         figure = _heat(np.stack([table[name] for name in labels]), x, names, "samples", text)

@@ -74,10 +74,10 @@ def partition_text(data: FederatedDataModule, columns: dict[str, np.ndarray]) ->
     heads = [Column("client".ljust(8)), *(Column(head, form) for head, form in shown.values())]
     names = columns.get("name", columns["client"]).tolist()
     few = len(names) <= MOST_ROWS
-    rows: list[list[Cell]] = [
-        [str(names[client]), *(float(columns[name][client]) for name in shown)]
-        for client in range(len(names) if few else 0)
-    ]
+    rows: list[list[Cell]] = []
+    if few:
+        for client, name in enumerate(names):
+            rows.append([str(name), *(float(columns[head][client]) for head in shown)])
     for word, statistic in (("least", np.min), ("mean", np.mean), ("most", np.max)):
         rows.append([word, *(float(statistic(_known_values(columns[name]))) for name in shown)])
     lines = text(Table(heads, rows)).splitlines()
@@ -114,12 +114,16 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
 def _known_values(values: np.ndarray) -> np.ndarray:
     """Returns the values that are not NaN, or one NaN if all are."""
     known = values[~np.isnan(values)]
-    return known if len(known) else np.array([np.nan])
+    if len(known):
+        return known
+    return np.array([np.nan])
 
 
 def _notes(data: FederatedDataModule, columns: dict[str, np.ndarray]) -> list[str]:
     """Returns what stands below the table: overlap, what is left out, the hash."""
-    parts, total, notes = data.partition, len(data.samples), []
+    parts = data.partition
+    total = len(data.samples)
+    notes = []
     if data.has_labels:
         overlap = measures.label_overlap(measures.label_shares(data.label_counts()))
         notes.append(f"Two clients share {overlap:.1%} of their labels on average.")
@@ -130,5 +134,8 @@ def _notes(data: FederatedDataModule, columns: dict[str, np.ndarray]) -> list[st
         "one client and tested by a client."
     )
     words = left_out(data.left_out())
-    notes.append(f"Left out: {words}." if words else "Every sample has a client.")
+    if words:
+        notes.append(f"Left out: {words}.")
+    else:
+        notes.append("Every sample has a client.")
     return [*notes, f"Hash: {parts.hash}"]

@@ -6,9 +6,9 @@ from typing import Any
 
 from pfl.errors import printable
 from pfl.report.table import Cell, Column, Table, text
-from pfl.scores.names import ScoreName, models_of, numbers_of
+from pfl.scores.names import ScoreName, candidates, models_of, numbers_of
 
-COLUMNS = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
+NUMBER_HEADS = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
 
 
 def summary_table(summary: dict[str, Any]) -> str:
@@ -17,7 +17,10 @@ def summary_table(summary: dict[str, Any]) -> str:
     title = f"{summary['algorithm']}, {rounds}, {summary['wall_seconds']:.0f} s"
     numbers = numbers_of(summary)
     shown = [number for number in numbers if number != "loss" or "accuracy" not in numbers]
-    lines = ["", title, *([] if numbers else ["  nothing was tested"])]
+    if numbers:
+        lines = ["", f"{title}; last round:"]
+    else:
+        lines = ["", title, "  nothing was tested"]
     for number in shown:
         lines += [f"  {line}" for line in text(_scores(summary, number)).splitlines()]
     if "gained" in summary:
@@ -29,8 +32,13 @@ def summary_table(summary: dict[str, Any]) -> str:
     lowest = [f"{name} {score:.4f}" for name, score in summary.get("lowest_clients", {}).items()]
     for word, names in (("lowest", lowest), ("lost", summary.get("lost_clients", []))):
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            if len(names) > 5:
+                more = f" and {len(names) - 5} more"
+            else:
+                more = ""
             lines.append(f"  {word}: {', '.join(names[:5])}{more}")
+    if words := best_words(summary.get("best"), summary.get("select_by")):
+        lines.append(f"  {words}")
     up, down = (size(summary[f"comm/{way}_bytes"]) for way in ("uplink", "downlink"))
     lines.append(f"  sent up {up}, down {down}")
     if "virtual_seconds" in summary:
@@ -51,11 +59,31 @@ def summary_table(summary: dict[str, Any]) -> str:
     return "\n".join(map(printable, lines))
 
 
+def best_words(best: dict[str, Any] | None, select_by: str | None = None) -> str:
+    """Returns in words which round is the best by validation, and the test score that counts there.
+
+    Args:
+        best: The row of that round (`pfl.scores.runs.best_round`); None: no round was validated.
+        select_by: The run's `loop.select_by`.
+    """
+    if best is None:
+        return ""
+    names = candidates(best, "test", select_by) or candidates(best, "val", select_by)
+    name = names[0]
+    split = {"test": "test", "val": "validation"}[name.split]
+    score = f"{name.model} {name.number} {best[str(name)]:.4f}"
+    return f"best by validation: round {best['round']:.0f}, {split} score {score}"
+
+
 def _scores(summary: dict[str, Any], number: str) -> Table:
     """Returns a row for each model that was tested."""
     names = [ScoreName("test", model, number) for model in models_of(summary, number)]
-    have = [suffix for suffix in COLUMNS if any(f"{name}{suffix}" in summary for name in names)]
-    forms = [Column(COLUMNS[suffix], ".0f" if suffix == "_clients" else ".4f") for suffix in have]
+    have = [
+        suffix for suffix in NUMBER_HEADS if any(f"{name}{suffix}" in summary for name in names)
+    ]
+    forms = [
+        Column(NUMBER_HEADS[suffix], ".0f" if suffix == "_clients" else ".4f") for suffix in have
+    ]
     rows: list[list[Cell]] = [
         [name.model, *(summary.get(f"{name}{suffix}", "") for suffix in have)] for name in names
     ]
@@ -83,4 +111,6 @@ def size(count: float) -> str:
         if count < 1000 or unit == "TB":
             break
         count /= 1000
-    return f"{count:,.0f} B" if unit == "B" else f"{count:,.2f} {unit}"
+    if unit == "B":
+        return f"{count:,.0f} B"
+    return f"{count:,.2f} {unit}"

@@ -38,8 +38,11 @@ class Estimate(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray) -> Estimate:
         """Returns the estimate of some values; the mean is NaN where one is missing."""
-        std = float(values.std(ddof=1)) if len(values) > 1 else None
-        return cls(float(values.mean()) if len(values) else np.nan, std)
+        if not len(values):
+            return cls(np.nan)
+        if len(values) == 1:
+            return cls(float(values.mean()))
+        return cls(float(values.mean()), float(values.std(ddof=1)))
 
 
 class Link(NamedTuple):
@@ -79,14 +82,20 @@ class Column:
         number = number_of(cell)
         if number is None:
             return "–"
-        std = cell.std if isinstance(cell, Estimate) else None
-        return self._number(number) + ("" if std is None else f" ± {self._number(std)}")
+        if isinstance(cell, Estimate) and cell.std is not None:
+            return f"{self._number(number)} ± {self._number(cell.std)}"
+        return self._number(number)
 
     def _number(self, value: float) -> str:
         if self.form:
             return f"{self.scale * value:{self.form}}"
         whole = float(value).is_integer() and (abs(value) > 1 or isinstance(value, int))
-        return f"{value:,.{0 if whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 4}f}"
+        digits = 4
+        if whole or abs(value) >= 1000:
+            digits = 0
+        elif abs(value) >= 10:
+            digits = 1
+        return f"{value:,.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -153,16 +162,34 @@ class Table:
 
     def best(self, place: int) -> str | None:
         """Returns the text of the best mean in a column; None if nothing is the best."""
-        column, known = self.forms[place], self.numbers(place)
+        column = self.forms[place]
+        known = self.numbers(place)
         if column.better is None or len(known) < 2:
             return None
-        return column.text(max(known) if column.better else min(known))
+        if column.better:
+            return column.text(max(known))
+        return column.text(min(known))
+
+    def are_best(self) -> list[list[bool]]:
+        """Returns for each cell whether its mean, as it is shown, is the best of its column."""
+        best = [self.best(place) for place in range(len(self.columns))]
+        found = []
+        for row in self.rows:
+            shown = []
+            for (cell, column), good in zip(self.pairs(row), best, strict=True):
+                number = number_of(cell)
+                shown.append(number is not None and column.text(number) == good)
+            found.append(shown)
+        return found
 
 
 def number_of(cell: Cell) -> float | None:
     """Returns the number, or the mean, in a cell; None if there is none, or it is NaN."""
-    value = cell.mean if isinstance(cell, Estimate) else cell
-    return value if isinstance(value, int | float) and value == value else None
+    if isinstance(cell, Estimate):
+        cell = cell.mean
+    if isinstance(cell, int | float) and cell == cell:
+        return cell
+    return None
 
 
 # ---- renderers -----------------------------------------------------------------------------------
@@ -173,14 +200,20 @@ def text(table: Table) -> str:
     columns = [list(column) for column in zip(*table.cells, strict=True)]
     for number, column in enumerate(columns):
         width = max(map(len, column))
-        columns[number] = [c.rjust(width) if number else c.ljust(width) for c in column]
+        columns[number] = [c.rjust(width) for c in column]
+        if number == 0:
+            columns[number] = [c.ljust(width) for c in column]
     head, *rows = ("  ".join(row).rstrip() for row in zip(*columns, strict=True))
     return "\n".join([head, "-" * len(head), *rows]) + "\n"
 
 
 def markdown(table: Table) -> str:
-    """Returns a table in Markdown."""
+    """Returns a table in Markdown, with the best numbers of each column in bold."""
     escaped = [[cell.replace("|", r"\|") for cell in row] for row in table.cells]
+    for cells, best in zip(escaped[1:], table.are_best(), strict=True):
+        for place, is_best in enumerate(best):
+            if is_best:
+                cells[place] = f"**{cells[place]}**"
     head, *rows = (f"| {' | '.join(row)} |" for row in escaped)
     return "\n".join([head, f"|{'---|' * len(table.columns)}", *rows]) + "\n"
 
@@ -192,6 +225,7 @@ def latex(
     bold: bool = True,
     columns: Sequence[str] | None = None,
     mean: bool = False,
+    notes: str = "",
 ) -> str:
     """Returns a table in LaTeX, for the package booktabs; a caption makes it a float.
 
@@ -201,17 +235,18 @@ def latex(
         bold: Prints the best numbers of each column in bold.
         columns: The headings of the columns that are shown; None: all.
         mean: Adds a row with the mean ± sample standard deviation over rows.
+        notes: Sentences below the table, within its float.
     """
-    table = table if columns is None else table.only(columns)
-    table = table.in_percent() if percent else table
-    best = [table.best(place) if bold else None for place in range(len(table.columns))]
+    if columns is not None:
+        table = table.only(columns)
+    if percent:
+        table = table.in_percent()
     lines = [" & ".join(map(escape, table.heads)) + r" \\", r"\midrule"]
-    for row in table.rows:
-        cells = []
-        for (cell, column), good in zip(table.pairs(row), best, strict=True):
-            words, number = escape(column.text(cell)), number_of(cell)
-            is_best = number is not None and column.text(number) == good
-            cells.append(rf"\textbf{{{words}}}" if is_best else words)
+    for row, best in zip(table.rows, table.are_best(), strict=True):
+        cells = [escape(column.text(cell)) for cell, column in table.pairs(row)]
+        for place, is_best in enumerate(best):
+            if bold and is_best:
+                cells[place] = rf"\textbf{{{cells[place]}}}"
         lines.append(" & ".join(cells) + r" \\")
     if mean:
         means = [Estimate.of(np.array(table.numbers(p))) for p in range(len(table.columns))]
@@ -221,9 +256,16 @@ def latex(
     begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
     lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
     if table.caption:
-        label = [rf"\label{{{table.label}}}"] if table.label else []
+        if table.label:
+            label = [rf"\label{{{table.label}}}"]
+        else:
+            label = []
         head = [r"\begin{table}", r"\centering", rf"\caption{{{escape(table.caption)}}}", *label]
-        lines = [*head, *lines, r"\end{table}"]
+        if notes:
+            below = [rf"\par\footnotesize {escape(notes)}"]
+        else:
+            below = []
+        lines = [*head, *lines, *below, r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
@@ -249,7 +291,9 @@ def csv(table: Table) -> bytes:
 def exact(cell: Cell) -> str | float | None:
     """Returns the words, or the number, in a cell without rounding."""
     if isinstance(cell, Link | str):
-        return cell.words if isinstance(cell, Link) else cell
+        if isinstance(cell, Link):
+            return cell.words
+        return cell
     return number_of(cell)
 
 
@@ -258,7 +302,11 @@ def html(table: Table) -> str:
 
     def value(cell: Cell) -> str:
         found = exact(cell)
-        return found if isinstance(found, str) else "" if found is None else json.dumps(found)
+        if isinstance(found, str):
+            return found
+        if found is None:
+            return ""
+        return json.dumps(found)
 
     return template(HTML).render(table=table, value=value)
 

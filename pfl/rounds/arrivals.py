@@ -57,10 +57,15 @@ class Timetable:
     def __init__(
         self, ids: np.ndarray, seconds: np.ndarray, slots: int, buffer: int, seed: int
     ) -> None:
-        self._ids, self._seconds, self.buffer = ids, seconds, buffer
-        self._idle, self._free = list(range(len(ids))), list(range(slots))
+        self._ids = ids
+        self._seconds = seconds
+        self.buffer = buffer
+        self._idle = list(range(len(ids)))
+        self._free = list(range(slots))
         self._training: list[tuple[float, int, int, int, int]] = []
-        self._rng, self._begun, self._now = generator(seed, "arrivals"), 0, 0.0
+        self._rng = generator(seed, "arrivals")
+        self._begun = 0
+        self._now = 0.0
         self._rounds: list[Arrivals] = []
 
     def of(self, round_index: int) -> Arrivals:
@@ -86,7 +91,8 @@ class Timetable:
         """Lets idle clients begin while slots are free; returns their slots."""
         slots = []
         while self._free and self._idle:
-            drawn, slot = int(self._rng.integers(len(self._idle))), self._free.pop()
+            drawn = int(self._rng.integers(len(self._idle)))
+            slot = self._free.pop()
             self._idle[drawn], self._idle[-1] = self._idle[-1], self._idle[drawn]
             place = self._idle.pop()
             end = self._now + float(self._seconds[place])

@@ -55,7 +55,8 @@ class Clock:
         """The pairs [speed, latency] of the clients that `clients` gives, float64 [M, 2]."""
         if self.clients is None:
             return None
-        given, key = self.clients, "loop.clock.clients"
+        given = self.clients
+        key = "loop.clock.clients"
         pairs = read_value(key, given) if isinstance(given, str) else given
         try:
             values = np.asarray(pairs, np.float64).reshape(len(pairs), 2)

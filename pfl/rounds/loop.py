@@ -25,13 +25,14 @@ from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
-from pfl.randomness import Draws, Secret, Seeded
+from pfl.randomness import DrawKey, Secret, Seeded
 from pfl.rounds.clock import Clock
-from pfl.rounds.context import Cohort
+from pfl.rounds.cohort import Cohort
 from pfl.rounds.participation import Cost, Participation, Present, Sampling
 from pfl.scores.evaluation import Finetuning
 from pfl.scores.metrics import ClientMetrics
 from pfl.scores.neighbours import Neighbours
+from pfl.stages.stage import Stage
 
 Split = Literal["val", "test"]
 
@@ -119,7 +120,7 @@ class FederatedLoop(LightningDataModule):
         sample_privacy: SamplePrivacy | None = None,
         aggregation: Rule | None = None,
         attackers: Attackers | None = None,
-        stages: Sequence[Any] = (),
+        stages: Sequence[Stage] = (),
         clients_at_once: int | None = None,
         state_memory: float | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
@@ -258,12 +259,12 @@ class FederatedLoop(LightningDataModule):
         return self._data
 
     def take_secret(self, secret: Secret) -> None:
-        """Draws noise and private cohorts from a secret key, in place of the loop's own key."""
+        """DrawKey noise and private cohorts from a secret key, in place of the loop's own key."""
         self.secret = secret
         self.participation.draw_from(secret)
 
     @property
-    def sample_draws(self) -> Draws:
+    def sample_draws(self) -> DrawKey:
         """Where the noise and the mini-batches of sample-level privacy come from."""
         if self.secret is None or self.sample_privacy is None or self.sample_privacy.reproducible:
             return Seeded(self.seed)
@@ -298,13 +299,17 @@ class FederatedLoop(LightningDataModule):
 
     def __str__(self) -> str:
         # Lightning's own text goes through the loaders, which have chunks only during a run.
-        data, count = type(self.datamodule).__name__, self.participation.clients_per_round
+        data = type(self.datamodule).__name__
+        count = self.participation.clients_per_round
         return f"{type(self).__name__}({data}, clients_per_round={count})"
 
     def describe(self) -> str:
         """Returns the protocol in words: that of the data, and who trains in a round."""
         who = self.participation.describe()
-        return f"{self.datamodule.describe()} Training: {who}; seed {self.seed}."
+        stages = ", ".join(stage.describe() for stage in self.stages)
+        if stages:
+            stages = f" Messages: {stages}."
+        return f"{self.datamodule.describe()} Training: {who}; seed {self.seed}.{stages}"
 
     # ---- who trains ---------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from pfl.datamodules.errors import require
 from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
-from pfl.randomness import Draws, Seeded, key
+from pfl.randomness import DrawKey, Seeded, key
 from pfl.rounds.arrivals import Arrivals, Timetable
 from pfl.rounds.clock import Clock
 
@@ -125,14 +125,18 @@ class Participation:
         self.cost: Cost = np.asarray
         self._ends: list[float] = []  # when each round ended, in virtual seconds
         self.timetable: Timetable | None = None
-        self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
+        self.privacy = privacy
+        self.aggregation = aggregation
+        self.attackers = attackers
         self.datamodule = datamodule
         self.seed = seed
-        self.draws: Draws = Seeded(seed)
-        self.clients_per_round, self.sampling = clients_per_round, sampling
+        self.draws: DrawKey = Seeded(seed)
+        self.clients_per_round = clients_per_round
+        self.sampling = sampling
         samplings = get_args(Sampling)
         require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
-        holds, most = clients_per_round is None or _whole(clients_per_round), datamodule.num_clients
+        holds = clients_per_round is None or _whole(clients_per_round)
+        most = datamodule.num_clients
         expected = f"a whole number from 1 to {most} (data.num_clients), or null for everyone"
         require("loop.clients_per_round", clients_per_round, holds, expected)
         self.trace: Rounds | None = None if trace is None else _read_rounds("trace", trace)
@@ -140,6 +144,7 @@ class Participation:
         self.dropout = Affected.read("dropout", dropout)
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
+        self._all_alike = not (self.dropout or self.stragglers)
         require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
 
     # ---- the population -----------------------------------------------------------------------
@@ -198,7 +203,8 @@ class Participation:
             return np.sort(np.asarray(self.trace[round_index], np.int64))
         if self.timetable is not None:
             return self.timetable.of(round_index).ids
-        population, size = self.population, self.cohort_size
+        population = self.population
+        size = self.cohort_size
         total = len(population)
         if size == total:
             return population.copy()
@@ -231,7 +237,7 @@ class Participation:
         Returns:
             Each part, and whether the messages of its clients arrive. The first part may be empty.
         """
-        if not (self.dropout or self.stragglers):
+        if self._all_alike:
             return [(clients, True)]
         work = self.work(clients.round, clients.ids)
         fails = self.dropout.mask(self.seed, clients.round, clients.ids)
@@ -252,7 +258,9 @@ class Participation:
             cost: Returns the sample gradients of clients with numbers of samples, both [n].
             buffer: After how many messages a round ends; None: after all messages of the cohort.
         """
-        self.cost, self._ends, self.timetable = cost, [], None
+        self.cost = cost
+        self._ends = []
+        self.timetable = None
         if buffer is not None and self.clock is not None and self.trace is None:
             ids = self.population
             gradients = np.asarray(cost(self.datamodule.client_sizes[ids]), np.float64)
@@ -340,7 +348,7 @@ class Participation:
 
     # ---- privacy ------------------------------------------------------------------------------
 
-    def draw_from(self, draws: Draws) -> None:
+    def draw_from(self, draws: DrawKey) -> None:
         """Has the cohorts of a private run drawn from a key; those of any other have the seed."""
         if self.privacy is not None and not self.privacy.reproducible:
             self.draws = draws
@@ -353,7 +361,8 @@ class Participation:
         """
         if self.privacy is None:
             return None
-        total, privacy = len(self.population), self.privacy
+        total = len(self.population)
+        privacy = self.privacy
         cyclic = self.trace is None and self.sampling == "cyclic"
         wait = self._groups if cyclic else 1 if self.trace is None else least_wait(self.trace)
         if privacy.bands > wait:
@@ -389,7 +398,8 @@ class Participation:
         everyone = self.datamodule.num_clients
         if self.unseen is not None:
             self._check_unseen(everyone)
-        total, count = len(self.population), self.clients_per_round
+        total = len(self.population)
+        count = self.clients_per_round
         if count is not None and not 1 <= count <= total:
             of = "the clients that train" if len(self.unseen_clients) else "data.num_clients"
             raise ConfigError(
@@ -437,9 +447,12 @@ class Participation:
 
     def require_all_clients(self, method: str) -> None:
         """Raises a ConfigError if a round that is not empty may have some of the clients only."""
-        total, key, sizes = len(self.population), "clients_per_round", [self.cohort_size]
+        total = len(self.population)
+        key = "clients_per_round"
+        sizes = [self.cohort_size]
         if self.trace is not None:
-            key, sizes = "trace", [len(cohort) for cohort in self.trace]
+            key = "trace"
+            sizes = [len(cohort) for cohort in self.trace]
         if some := [size for size in sizes if size not in (0, total)]:
             raise ConfigError(
                 f"loop.{key}: {some[0]}; {method} needs all {total} clients in every round, use "

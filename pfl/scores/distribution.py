@@ -31,7 +31,10 @@ def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> di
     for q, value in zip(QUANTILES, np.percentile(values, QUANTILES), strict=True):
         result[f"q{q}"] = float(value)
     if higher_is_better is not None:
-        sign = 1 if higher_is_better else -1
+        if higher_is_better:
+            sign = 1
+        else:
+            sign = -1
         result["worst10"] = sign * worst_tenth(sign * values)
         result["best10"] = -sign * worst_tenth(-sign * values)
     inequality = {"gini": gini(values), "jain": jain(values)}
@@ -48,7 +51,8 @@ def gini(values: np.ndarray) -> float:
         >>> gini(np.array([0.0, 0.0, 0.0, 1.0]))
         0.75
     """
-    ordered, n = np.sort(values), len(values)
+    ordered = np.sort(values)
+    n = len(values)
     if not n or not values.mean() > 0:
         return math.nan
     # In order, x_(i) is the larger one of i - 1 pairs and the smaller one of n - i pairs.

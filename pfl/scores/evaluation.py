@@ -52,7 +52,12 @@ class Finetuning:
     @classmethod
     def read(cls, steps: int | Sequence[int] | None, lr: float | None) -> Finetuning:
         """Returns the checked fine-tuning of the loop's arguments `finetune` and `finetune_lr`."""
-        given = [] if steps is None else [steps] if isinstance(steps, int) else list(steps)
+        if steps is None:
+            given = []
+        elif isinstance(steps, int):
+            given = [steps]
+        else:
+            given = list(steps)
         possible = all(type(k) is int and 0 <= k < 2**63 for k in given)
         expected = "a number of local steps of at least 0, a list of them, or null for none"
         require("loop.finetune", steps, possible, expected)
@@ -145,7 +150,7 @@ class ClientScores(torchmetrics.Metric):
         return result
 
 
-def by_name(
+def scores_by_name(
     scores: Mapping[tuple[str, str], Mapping[str, np.ndarray]],
 ) -> dict[ScoreName, np.ndarray]:
     """Returns what is recorded for each client, [M] by name: all but the counts."""
@@ -195,7 +200,10 @@ def client_mean(
     with np.errstate(over="ignore", invalid="ignore"):  # models that diverged
         result = {str(name): float(values.mean()), f"{name}_std": float(values.std())}
     if (higher := direction(name, metrics)) is not None:
-        sign = 1 if higher else -1
+        if higher:
+            sign = 1
+        else:
+            sign = -1
         result[f"{name}_worst10"] = sign * worst_tenth(sign * values)
     return result
 
@@ -214,14 +222,20 @@ def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) 
     """
     ids = torch.from_numpy(clients.ids)
     for rows, batch in in_order(oracle, clients).samples():
-        buffers = None if clients.buffers is None else clients.buffers[rows]
+        if clients.buffers is None:
+            buffers = None
+        else:
+            buffers = clients.buffers[rows]
         losses, correct, outputs = oracle.evaluate(w[rows], batch, buffers)
         predicted: list[tuple[Tensor, Tensor]] = []
         if keep:
             real = zip(outputs.cpu(), batch.targets.cpu(), batch.counts, strict=True)
             predicted = [oracle.runner.predicted(o[:n], t[:n]) for o, t, n in real]
-        counts, number = oracle.runner.target_counts(batch.targets, 2), torch.tensor(batch.counts)
+        counts = oracle.runner.target_counts(batch.targets, 2)
+        number = torch.tensor(batch.counts)
         if counts is not None:  # sequences: each real target counts once
             counts = counts * (batch.sample_weights(losses.dtype) > 0)
-            losses, correct, number = losses * counts, correct * counts, counts.sum(1)
+            losses = losses * counts
+            correct = correct * counts
+            number = counts.sum(1)
         yield Scores(ids[rows], losses.sum(1), correct.sum(1), number, predicted)

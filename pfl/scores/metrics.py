@@ -62,10 +62,16 @@ class ClientMetrics:
         A metric without a name is called as its class without the kind of task, in snake case:
         `f1_score` for `MulticlassF1Score`.
         """
-        metrics = [*given.values()] if isinstance(given, Mapping) else list(given or ())
+        if isinstance(given, Mapping):
+            keys = list(given)
+            metrics = [*given.values()]
+        else:
+            keys = []
+            metrics = list(given or ())
         for metric in metrics:
             require("loop.metrics", metric, isinstance(metric, Metric), "a metric of torchmetrics")
-        keys = given if isinstance(given, Mapping) else map(short_name, metrics)
+        if not keys:
+            keys = list(map(short_name, metrics))
         pairs = [*zip(keys, metrics, strict=True)]
         names = [name for name, _ in pairs]
         for name, metric in pairs:
@@ -120,7 +126,8 @@ class ClientMetrics:
         """
         if targets.ndim > 1 and predicted.ndim == targets.ndim + 1:  # sequences of classes
             real = targets != IGNORED
-            predicted, targets = predicted.movedim(1, -1)[real], targets[real]
+            predicted = predicted.movedim(1, -1)[real]
+            targets = targets[real]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torchmetrics warns of undefined values
             values = [self._value(name, predicted, targets) for name in self.names]
@@ -150,7 +157,10 @@ class ClientMetrics:
             metric.reset()  # frees the samples that some metrics keep
         if (isinstance(value, Tensor) and value.numel() == 1) or isinstance(value, int | float):
             return float(value)
-        shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        if isinstance(value, Tensor):
+            shown = f"a tensor {list(value.shape)}"
+        else:
+            shown = repr(value)
         raise ConfigError(
             f"loop.metrics: {type(metric).__name__}.compute returned {shown}; it must return one "
             f"number, as most metrics do with average: macro"
@@ -184,15 +194,20 @@ def _is_defined(metric: Metric, targets: Tensor) -> bool:
     """
     if not isinstance(metric, _CURVES):
         return True
-    average, ignored = getattr(metric, "average", None), getattr(metric, "ignore_index", None)
+    average = getattr(metric, "average", None)
+    ignored = getattr(metric, "ignore_index", None)
     if isinstance(metric, classification.MulticlassPrecisionRecallCurve):
-        classes = targets[targets != ignored] if ignored is not None else targets.flatten()
+        if ignored is not None:
+            classes = targets[targets != ignored]
+        else:
+            classes = targets.flatten()
         positive = torch.bincount(classes, minlength=metric.num_classes)
         total = len(classes)
     else:
         one = isinstance(metric, classification.BinaryPrecisionRecallCurve) or average == "micro"
         labels = targets.reshape(-1, 1 if one else targets.shape[1])
-        positive, total = (labels == 1).sum(0), len(labels)
+        positive = (labels == 1).sum(0)
+        total = len(labels)
     defined = positive > 0
     if not isinstance(metric, _AVERAGE_PRECISION):
         defined &= positive < total

@@ -91,7 +91,9 @@ def candidates(columns: Iterable[str], split: str, wanted: str | None = None) ->
     """
     model, number = parts_of(wanted)
     order = ("finetuned", "personalized", "global")
-    numbers = (number,) if number else tuple(HIGHER_IS_BETTER)
+    numbers = [number]
+    if not number:
+        numbers = list(HIGHER_IS_BETTER)
     have = [name for name in scores_among(columns, split) if name.number in numbers]
     if model:
         return [name for name in have if name.model == model]
@@ -119,4 +121,6 @@ def direction(name: str | ScoreName, metrics: Directions | None = None) -> bool 
 
 def signed_score(name: str | ScoreName, value: float, metrics: Directions | None = None) -> float:
     """Returns a score, larger for better: one whose small values are good gets a minus."""
-    return -value if direction(name, metrics) is False else value
+    if direction(name, metrics) is False:
+        return -value
+    return value

@@ -34,7 +34,7 @@ OF_A_RUN = re.compile(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_
 OF_A_SEED = re.compile(r"seed\d+$")
 
 
-def columns_of(rows: Iterable[Row]) -> list[str]:
+def column_names(rows: Iterable[Row]) -> list[str]:
     """Returns the names of all columns that some row has."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
@@ -47,7 +47,7 @@ def best_round(
     The score is the first of `pfl.scores.names.candidates`, perhaps the one called `metric`, that a
     row has. The first of equal rounds wins. None if no round was validated.
     """
-    for score in map(str, candidates(columns_of(rows), "val", metric)):
+    for score in map(str, candidates(column_names(rows), "val", metric)):
         have = [row for row in rows if not math.isnan(row.get(score, math.nan))]
         if have:
             best = max(have, key=lambda row: signed_score(score, row[score], metrics))
@@ -116,10 +116,22 @@ class Run:
         """For each metric beside accuracy and loss whether large values are good."""
         return self.summary.get("higher_is_better") or {}
 
+    def finetuning_samples(self, model: str | None) -> float:
+        """Returns the sample gradients of every client's fine-tuning, once, to a kind of model.
+
+        0 for models that are not fine-tuned, such as "global"; see `RunRecorder`.
+        """
+        kind, _, steps = (model or "").partition("/")
+        if kind != "finetuned":
+            return 0.0
+        return float(self.summary.get("finetuning_samples", {}).get(steps, 0.0))
+
     def shares_partition(self, other: Run) -> bool | None:
         """Returns whether two runs have the same partition; None if a run has not recorded it."""
         one, two = (run.summary.get("partition_hash") for run in (self, other))
-        return None if None in (one, two) else one == two
+        if None in (one, two):
+            return None
+        return one == two
 
     def within(self, budget: tuple[str, float] | None) -> list[Row]:
         """Returns the rows of rounds that a budget, one of `BUDGETS` and its limit, allows."""
@@ -143,7 +155,10 @@ class Run:
 
     def client_scores(self, row: Row, name: ScoreName) -> np.ndarray | None:
         """Returns the clients' scores [M] in a round; None if the run has not recorded them."""
-        table = self.local if name.model == "local" else self.scores
+        if name.model == "local":
+            table = self.local
+        else:
+            table = self.scores
         if table is not None and not table.percentiles:
             return table.of(int(row["round"]), name)
         if not self.rows or row["round"] != self.rows[-1]["round"]:
@@ -153,7 +168,8 @@ class Run:
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
         """The columns of `clients.csv` [M], text or float64; none before the end."""
-        path, table = self.folder / "clients.csv", self.scores
+        path = self.folder / "clients.csv"
+        table = self.scores
         with files.reading(path):
             if not path.is_file():
                 return {}
@@ -166,6 +182,8 @@ class Run:
                 if len(rows) != clients:
                     raise ValueError(f"it has {len(rows)} rows, client_scores.npy {clients}")
             columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+            if columns.get("client") not in (None, tuple(map(str, range(len(rows))))):
+                raise ValueError("its clients are not 0, 1, 2 and so on, in this order")
             numbers = {
                 k: np.array([v or "nan" for v in values], np.float64)
                 for k, values in columns.items()
@@ -177,7 +195,7 @@ class Run:
 def _summary(folder: Path) -> Row:
     """Returns the content of `summary.json`, whose values that are read have the right types."""
     types: dict[str, Any] = {"seed": int, "select_by": str, "wall_seconds": int | float}
-    types |= {"higher_is_better": dict, "versions": dict}
+    types |= {"higher_is_better": dict, "versions": dict, "finetuning_samples": dict}
     path = folder / "summary.json"
     with files.reading(path):
         content = files.read_json(path)
@@ -239,7 +257,8 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
     Raises:
         ConfigError: A file of a run is damaged, or a run has not ended, unless `unfinished`.
     """
-    runs, keys = [], []
+    runs = []
+    keys = []
     for place, folder in zip(_short_names(folders), folders, strict=True):
         outcome = files.read_json(folder / OUTCOME)  # what a comparison has recorded of the run
         diverged = outcome.get("status") == "diverged"
@@ -249,8 +268,12 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
             config = yaml.safe_load(text) or {}
             if not isinstance(config, dict):
                 raise ValueError("it must be a mapping")
-            known, model = run.summary.get("seed"), config.get("model") or {}
-            seed = config.get("seed_everything", 0) if known is None else known
+            known = run.summary.get("seed")
+            model = config.get("model") or {}
+            if known is None:
+                seed = config.get("seed_everything", 0)
+            else:
+                seed = known
             name = run.summary.get("algorithm") or model.get("class_path") or folder.name
             runs.append(replace(run, seed=int(seed)))
         # The name that an experiment has given the run, or else that of its method.
@@ -268,7 +291,9 @@ def config_of(folder: Path) -> str:
     """Returns the text of a run's configuration; empty if a program, not a file, described it."""
     path = folder / "config.yaml"
     with files.reading(path):
-        return path.read_text() if path.is_file() else ""
+        if path.is_file():
+            return path.read_text()
+        return ""
 
 
 def _short_names(folders: Sequence[Path]) -> list[str]:

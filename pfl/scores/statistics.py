@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-ROUNDING = 2.0**-22  # differences closer than this, relative to the scores, are equal: float32
+ROUNDING = 2.0**-22  # of the larger score of a pair: a smaller difference is float32's rounding
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Paired:
     """The comparison of a method with a baseline on the same clients.
 
     Attributes:
-        pairs: Number of pairs, one for each client and seed.
+        pairs: Number of pairs.
         difference: The mean of method - baseline.
         low, high: The 95% bootstrap confidence interval of `difference`.
         p: The p-value of Wilcoxon's signed-rank test, two-sided, without correction. NaN if all
@@ -42,7 +42,8 @@ def compare_pairs(
 
     Wilcoxon's signed-rank test leaves pairs without a difference out. The interval is the
     percentile bootstrap over the pairs, with a fixed seed. Differences that are unequal only by the
-    rounding of scores to float32 count as equal.
+    rounding of scores to float32 count as equal in ranks, wins and losses; the mean and its
+    interval are of the differences as they are.
 
     Example:
         >>> result = compare_pairs(np.array([0.9, 0.8, 0.7]), np.array([0.5, 0.8, 0.6]))
@@ -50,37 +51,51 @@ def compare_pairs(
         (2, 1, 0)
     """
     have = ~(np.isnan(method) | np.isnan(baseline))
-    a, b = method[have].astype(np.float64), baseline[have].astype(np.float64)
-    largest = max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))
-    difference = _level_ties(a - b, ROUNDING * largest)
-    better = difference if larger_is_better else -difference
+    a = method[have].astype(np.float64)
+    b = baseline[have].astype(np.float64)
+    difference = a - b
+    ranked = _level_ties(difference, ROUNDING * np.maximum(np.abs(a), np.abs(b)))
+    if larger_is_better:
+        better = ranked
+    else:
+        better = -ranked
     counts = [int((better > 0).sum()), int((better == 0).sum()), int((better < 0).sum())]
     if not len(difference):
         return Paired(0, math.nan, math.nan, math.nan, math.nan, *counts)
-    p = float(stats.wilcoxon(difference).pvalue) if difference.any() else math.nan
+    if ranked.any():
+        p = float(stats.wilcoxon(ranked).pvalue)
+    else:
+        p = math.nan
     low, high = mean_interval(difference)
     return Paired(len(difference), float(difference.mean()), low, high, p, *counts)
 
 
-def _level_ties(values: np.ndarray, tolerance: float) -> np.ndarray:
-    """Returns values whose sizes are equal where neighbours in their order are within a tolerance.
+def _level_ties(values: np.ndarray, tolerances: np.ndarray) -> np.ndarray:
+    """Returns differences [n] for their ranks: those that differ by rounding only become equal.
 
-    Sizes within the tolerance of 0 become 0.
+    A difference within its own pair's tolerance is 0. In the order of their sizes, a difference has
+    the size of the first one of its group if both pairs' tolerances allow it: a pair of large
+    scores, whose rounding is large, makes no others equal.
     """
-    sizes, places = np.abs(values), np.argsort(np.abs(values), kind="stable")
-    steps = np.diff(sizes[places], prepend=0.0) > tolerance
-    first = np.maximum.accumulate(np.where(steps, np.arange(len(values)), -1))
-    tied = np.where(first >= 0, sizes[places][first], 0.0)
-    result = np.empty_like(sizes)
-    result[places] = tied
-    return np.copysign(result, values)
+    sizes = np.abs(values)
+    sizes[sizes <= tolerances] = 0.0
+    order = np.argsort(sizes, kind="stable")
+    first = -1
+    for place in order.tolist():
+        allowed = min(tolerances[place], tolerances[first])
+        if first >= 0 and sizes[place] - sizes[first] <= allowed:
+            sizes[place] = sizes[first]
+        else:
+            first = place
+    return np.copysign(sizes, values)
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """Returns the 95% percentile bootstrap interval of a mean (9,999 resamples, a fixed seed)."""
     if len(values) < 2 or (values == values[0]).all():
         return float(values[0]), float(values[0])
-    rng, batch = np.random.default_rng(0), max(1, 5_000_000 // len(values))
+    rng = np.random.default_rng(0)
+    batch = max(1, 5_000_000 // len(values))
     result = stats.bootstrap((values,), np.mean, batch=batch, method="percentile", rng=rng)
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 

@@ -19,7 +19,7 @@ from pfl.scores.names import Directions, ScoreName, direction
 CLIENTS = "client_scores.npy"  # grows with the evaluations of a run
 LOCAL = "local_scores.npy"  # the local baseline in the rounds that are compared with it
 MOST_CLIENTS = 10_000  # of a run whose scores of single clients are kept for every evaluation
-Scores = Mapping[ScoreName, np.ndarray] | Mapping[str, np.ndarray]
+_ScoresByName = Mapping[ScoreName, np.ndarray] | Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ScoreTable:
         >>> from tempfile import TemporaryDirectory
         >>> loss = ScoreName("test", "global", "loss")
         >>> with TemporaryDirectory() as folder:
-        ...     append(Path(folder) / CLIENTS, 1, {loss: np.array([0.5, 0.25])})
-        ...     append(Path(folder) / CLIENTS, 2, {loss: np.array([0.25, 0.125])})
+        ...     append_scores(Path(folder) / CLIENTS, 1, {loss: np.array([0.5, 0.25])})
+        ...     append_scores(Path(folder) / CLIENTS, 2, {loss: np.array([0.25, 0.125])})
         ...     scores = ScoreTable.read(folder)
         >>> scores.of(2, loss).tolist()
         [0.25, 0.125]
@@ -68,7 +68,7 @@ class ScoreTable:
             return cls(rows[: len(rows) - len(rows) % _clients_in(rows)] if len(rows) else rows)
 
     @classmethod
-    def from_rounds(cls, scores: Mapping[int, Scores]) -> ScoreTable:
+    def from_rounds(cls, scores: Mapping[int, _ScoresByName]) -> ScoreTable:
         """Returns the table of the scores [M] after some rounds, in the order of the rounds."""
         return cls(np.concatenate([_rows(number, scores[number]) for number in sorted(scores)]))
 
@@ -85,7 +85,9 @@ class ScoreTable:
     @property
     def rounds(self) -> np.ndarray:
         """The round of each evaluation, [E]."""
-        return self.rows["round"][:: _clients_in(self.rows)] if len(self.rows) else np.empty(0, int)
+        if len(self.rows):
+            return self.rows["round"][:: _clients_in(self.rows)]
+        return np.empty(0, int)
 
     def values(self, name: ScoreName | str) -> np.ndarray:
         """Returns a score of all evaluations, float32 [E, M]."""
@@ -116,7 +118,7 @@ class ScoreTable:
         return {key: np.array([row.get(key, math.nan) for row in rows]) for key in names}
 
 
-def append(path: Path, round_index: int, scores: Scores) -> None:
+def append_scores(path: Path, round_index: int, scores: _ScoresByName) -> None:
     """Adds the scores [M] of an evaluation after a round (from 1) to a table.
 
     A score that the first evaluation did not have is left out, since all rows are alike. The header
@@ -126,14 +128,17 @@ def append(path: Path, round_index: int, scores: Scores) -> None:
         return
     rows = _rows(round_index, scores)
     if not path.is_file():
-        write(path, rows)
+        write_scores(path, rows)
         return
     with files.writing(path), path.open("r+b", buffering=0) as file:
         count, kind = _read_header(file)
         end = file.tell() + count * kind.itemsize
         added = np.empty(len(rows), kind)
         for name in kind.names or ():
-            added[name] = rows[name] if name in (rows.dtype.names or ()) else np.nan
+            if name in (rows.dtype.names or ()):
+                added[name] = rows[name]
+            else:
+                added[name] = np.nan
         file.truncate(end)
         try:
             file.seek(end)
@@ -145,7 +150,7 @@ def append(path: Path, round_index: int, scores: Scores) -> None:
         _write_header(file, count + len(added), kind)
 
 
-def write(path: Path, rows: np.ndarray) -> None:
+def write_scores(path: Path, rows: np.ndarray) -> None:
     """Writes a table as a whole."""
     with files.replaced(path) as file:
         _write_header(file, len(rows), rows.dtype)
@@ -157,16 +162,19 @@ def header_size(content: bytes) -> int:
     return 12 + int.from_bytes(content[8:12], "little")
 
 
-def _rows(round_index: int, scores: Scores) -> np.ndarray:
+def _rows(round_index: int, scores: _ScoresByName) -> np.ndarray:
     """Returns the rows of an evaluation, which are percentiles if there are many clients."""
     count = len(next(iter(scores.values())))
     named = {str(name): values for name, values in scores.items()}
-    if percentiles := count > MOST_CLIENTS:
-        named, count = {name: _percentiles(values) for name, values in named.items()}, 101
-    who = "percentile" if percentiles else "client"
+    who = "client"
+    if count > MOST_CLIENTS:
+        who = "percentile"
+        named = {name: _percentiles(values) for name, values in named.items()}
+        count = 101
     kind = [("round", "<i4"), (who, "<i4"), *((name, "<f4") for name in named)]
     rows = np.empty(count, kind)
-    rows["round"], rows[who] = round_index, np.arange(count)
+    rows["round"] = round_index
+    rows[who] = np.arange(count)
     for name, values in named.items():
         with np.errstate(over="ignore"):  # a model that diverged in float64
             rows[name] = values
@@ -175,7 +183,9 @@ def _rows(round_index: int, scores: Scores) -> np.ndarray:
 
 def _percentiles(values: np.ndarray) -> np.ndarray:
     values = values[~np.isnan(values)]
-    return np.percentile(values, np.arange(101)) if len(values) else np.full(101, np.nan)
+    if len(values):
+        return np.percentile(values, np.arange(101))
+    return np.full(101, np.nan)
 
 
 def _clients_in(rows: np.ndarray) -> int:

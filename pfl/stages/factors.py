@@ -46,7 +46,8 @@ class Factors:
 
 def trained_factors(network: nn.Module, space: ParameterSpace) -> list[Factors]:
     """Returns the pairs of factors of a network that are both trained."""
-    places, found = {layer.name: layer for layer in space.layers}, []
+    places = {layer.name: layer for layer in space.layers}
+    found = []
     for name, layer in adapted_layers(network).items():
         if isinstance(layer, LoRALayer):
             for kind, share in layer.shares.items():
@@ -136,7 +137,8 @@ class ClientRanks:
         most = min((pair.a.shape[0] for pair in factors), default=1)
         holds = ranks is None or (len(ranks) > 0 and all(1 <= r <= most for r in ranks))
         require("ranks", ranks, holds, f"ranks from 1 to {most}, which the network's adapters have")
-        self.factors, self.ranks = factors, np.array([most] if ranks is None else ranks)
+        self.factors = factors
+        self.ranks = np.array([most] if ranks is None else ranks)
 
     def of(self, ids: np.ndarray) -> Tensor:
         """Returns the ranks of clients, int64 [C]."""

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.stages.stage import Messages, Place, Stage
+from pfl.errors import ConfigError
+from pfl.stages.stage import Messages, Place, Stage, by_place
 
 NOT_FINITE = "not finite"
 """The name among the sums of how many clients' messages counted as zero."""
@@ -93,7 +94,9 @@ class WeightedMean(Mean):
         sums = {}
         for name, message in messages.items():
             weighting = message.weighting or self.weighting
-            weights = client_weights(weighting, sizes).to(like)
+            weights = torch.from_numpy(sizes).to(like)
+            if weighting == "uniform":
+                weights = torch.ones_like(weights)
             sums[name] = weights @ message.values.to(like)
             self._weightings[name] = weighting
         return sums
@@ -114,9 +117,28 @@ def client_weights(weighting: str, sizes: np.ndarray) -> Tensor:
     return torch.from_numpy(sizes)
 
 
-def mean_among(stages: Sequence[Stage]) -> Mean | None:
-    """Returns the stage that makes the means; None if no stage does."""
-    for stage in stages:
-        if isinstance(stage, Mean):
-            return stage
-    return None
+class Stages(list[Stage]):
+    """The stages of a run, in the order in which they act; none in a plain run.
+
+    Args:
+        stages: The stages, in any order.
+        weighting: The clients' weights where no stage makes the means.
+
+    Attributes:
+        mean: Makes the means: the one stage that does, or a `WeightedMean`.
+
+    Raises:
+        ConfigError: A stage takes what another one needs, or two of them make the means.
+    """
+
+    def __init__(self, stages: Sequence[Stage], weighting: str) -> None:
+        super().__init__(by_place(stages))
+        made = [stage for stage in self if isinstance(stage, Mean)]
+        if len(made) > 1:
+            one, other = made[:2]
+            raise ConfigError(
+                f"{other.key}: {one.key} makes the means as well; leave one of them out"
+            )
+        self.mean: Mean = WeightedMean(weighting)
+        if made:
+            self.mean = made[0]

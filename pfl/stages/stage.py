@@ -6,6 +6,7 @@ A round has a list of stages and calls all of them at the same points:
     down(messages)                # on what the server sends to all clients
     received(clients)             # at the clients, when they have received everything
     sent(clients, messages)       # at the clients, on what they send
+    arrived(clients, messages)    # at a server that has got payloads over a wire, on these
     keep(clients)                 # at the clients, on the states that they will keep
     read(means, metrics)          # at the server, on the means, before the method reads them
 
@@ -24,8 +25,9 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import Message
+from pfl.context import RunContext
 from pfl.errors import ConfigError
-from pfl.rounds.context import RunContext
+from pfl.parameters import Layer
 
 Messages: TypeAlias = Mapping[str, Message]
 """Messages by name."""
@@ -37,10 +39,12 @@ class Place(IntEnum):
     MODEL = 0
     """At the client, on what belongs to the model that it sends, such as running statistics."""
     CLIENT = 1
-    """At the client, on finished messages, such as compression."""
-    WIRE = 2
+    """At the client, on finished messages."""
+    CODE = 2
+    """At the client, at last: how messages are written as bytes, such as compression."""
+    WIRE = 3
     """On the way: what attackers send in place of their messages."""
-    SERVER = 3
+    SERVER = 4
     """At the server, on the sum or the single messages of a round."""
 
 
@@ -52,6 +56,7 @@ class Served:
         method: The name of the method's class.
         context: The facts of the run.
         size: P, the number of values of a model.
+        layers: The places of the parameter tensors among these values.
         cohort_size: The (expected) number of clients in a round.
         kept: The names of the messages that the server keeps for each client.
         pooled: Whether the method trains on the samples of all clients, which send nothing.
@@ -63,6 +68,7 @@ class Served:
     context: RunContext
     size: int
     cohort_size: int
+    layers: Sequence[Layer] = ()
     kept: Sequence[str] = ()
     pooled: bool = False
     sends_first: bool = False
@@ -105,6 +111,10 @@ class Stage:
         """The argument of the loop that asks for this stage, for error messages."""
         return f"loop.stages: {type(self).__name__}"
 
+    def describe(self) -> str:
+        """Returns what the stage is, for a description of the run; here the name of its class."""
+        return type(self).__name__
+
     def set_up(self, served: Served) -> None:
         """Checks once, before the first round, that the stage fits the method and the run.
 
@@ -134,6 +144,19 @@ class Stage:
         """Returns what C clients send, messages [C, K] by name. Runs in several threads."""
         return messages
 
+    def arrived(self, clients: Clients, messages: Messages) -> Messages:
+        """Returns messages [C, K] whose payloads came over a wire, with their values.
+
+        Args:
+            clients: The C clients that have sent them, as the server knows them: they have their
+                ids, the round and what they have received.
+            messages: The messages; where one has a payload, its values are still missing.
+
+        Raises:
+            ValueError: A payload is none that `sent` would have made.
+        """
+        return messages
+
     def keep(self, clients: Clients) -> None:
         """Changes what C clients will keep, once all of it is known to be finite."""
 
@@ -149,11 +172,11 @@ NEEDS = {
 """What a stage may need, in words."""
 
 
-def in_order(stages: Sequence[Stage]) -> list[Stage]:
+def by_place(stages: Sequence[Stage]) -> list[Stage]:
     """Returns stages in the order in which they act.
 
     Raises:
-        ConfigError: One of them takes what another one needs, or two of them make the means.
+        ConfigError: One of them takes what another one needs.
     """
     for stage in stages:
         for other in stages:

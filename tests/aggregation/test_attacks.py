@@ -95,9 +95,9 @@ def test_attackers_that_send_what_they_should_change_nothing(fit, name):
     method = METHODS[name]
 
     def run(attack):
-        algorithm = method.make(small_network(), loss=HalfSquaredError(), **BATCHES)
+        algorithm = method.make(small_network(), **BATCHES)
         attackers = attack and Attackers(clients=[1], attack=attack)
-        return fit(algorithm, small_world(), 2, attackers=attackers)
+        return fit(algorithm, small_world(classes=method.classes), 2, attackers=attackers)
 
     class Nothing(Scaling):
         def change(self, message, rng):
@@ -115,7 +115,7 @@ def test_messages_that_the_server_keeps_are_attacked(fit):
     method = METHODS["FedACS"]
     rows = []
     for attackers in (None, Attackers([1], SignFlip(3.0))):
-        algorithm = method.make(small_network(), loss=HalfSquaredError(), **BATCHES)
+        algorithm = method.make(small_network(), **BATCHES)
         fit(algorithm, small_world(), 1, evaluate=(), attackers=attackers)
         rows.append(algorithm.kept_rows("w", np.arange(4)))
     expected = rows[0].clone()

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from datamodules import FederatedDataModule
-from models import HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.datamodules.samples.samples import TensorSamples
 from pfl.deploy.channel import Answer, Channel
@@ -27,6 +26,8 @@ from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import StateFiles, Worker
 from pfl.method import FederatedAlgorithm
 from pfl.method.party import Party
+from pfl.stages import compression
+from pfl.stages.stage import Stage
 from tests.algorithms.methods import (
     METHODS,
     differing,
@@ -41,11 +42,19 @@ from tests.algorithms.methods import (
 def make(name: str, settings: dict[str, Any], normalized: bool) -> FederatedAlgorithm:
     """The method of an entry, as the server and every client make it."""
     network = normalized_network() if normalized else small_network()
-    return METHODS[name].make(network, loss=HalfSquaredError(), engine="sequential", **settings)
+    return METHODS[name].make(network, engine="sequential", **settings)
+
+
+def stages(run: Mapping[str, Any]) -> list[Stage]:
+    """The stages of a run, as the server and every client make them."""
+    made = []
+    for name, arguments in run.get("stages", []):
+        made.append(getattr(compression, name)(**arguments))
+    return made
 
 
 def forget_samples(data: FederatedDataModule, but: int) -> FederatedDataModule:
-    """Overwrites the samples of all clients but one with NaN."""
+    """Overwrites the samples of all clients but one with NaN, and classes with -1."""
     data.setup()
     own = np.zeros(len(data.samples), bool)
     for split in ("train", "val", "test"):
@@ -53,7 +62,7 @@ def forget_samples(data: FederatedDataModule, but: int) -> FederatedDataModule:
     samples = data.samples
     assert isinstance(samples, TensorSamples)
     for values in (samples.inputs, samples.targets):
-        values[torch.from_numpy(~own)] = torch.nan
+        values[torch.from_numpy(~own)] = torch.nan if values.is_floating_point() else -1
     return data
 
 
@@ -62,13 +71,14 @@ def forget_samples(data: FederatedDataModule, but: int) -> FederatedDataModule:
 
 def make_worker(client: int, folder: Path, run: Mapping[str, Any]) -> Worker:
     """The worker of a client in a run, whose arguments are plain values."""
-    count = small_world().num_clients
-    data = OwnSamples(forget_samples(small_world(), client), client, count, seed=0)
+    world = small_world(classes=METHODS[run["name"]].classes)
+    data = OwnSamples(forget_samples(world, client), client, world.num_clients, seed=0)
     data.setup()
 
     def build(classes: int | None) -> Party:
+        data.classes = classes
         method = make(run["name"], run["settings"], run["normalized"])
-        loop = FederatedLoop(data, **run["loop"])
+        loop = FederatedLoop(data, stages=stages(run), **run["loop"])
         return Party(method, loop, client, run["rounds"], torch.float64)
 
     return Worker(client, dict(run), data.facts(sizes=True), build, folder)
@@ -153,7 +163,8 @@ def train_apart(
     """Trains as a server that reaches clients through a channel; the method and the server."""
     method = make(run["name"], run["settings"], run["normalized"])
     count = small_world().num_clients
-    loop = FederatedLoop(RemoteData(count), evaluate=evaluate, **run["loop"])  # type: ignore[arg-type]
+    own = {"evaluate": evaluate, "stages": stages(run)}
+    loop = FederatedLoop(RemoteData(count), **own, **run["loop"])  # type: ignore[arg-type]
     server = Server(Parties(channel, run, count, **parties))
     server.join(trainer, method, loop)
     trainer.fit(method, datamodule=loop, ckpt_path=ckpt_path)

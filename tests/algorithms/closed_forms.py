@@ -7,14 +7,18 @@ are in floats of a participant in a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
+from models import HalfSquaredError
 from pfl.algorithms import FederatedAlgorithm, FedPD
 from tests.algorithms import reference
-from tests.problems import Problem, matrix_problem
+from tests.problems import Problem, matrix_problem, owned
 
 # ---- problems -----------------------------------------------------------------------------------
 
@@ -26,11 +30,13 @@ class Quadratics:
     Attributes:
         optima: A [M, P].
         curvatures: h [M, P]: a_i for all weights, and 1 for biases.
+        loss: The loss of a sample.
     """
 
     problem: Problem
     optima: np.ndarray
     curvatures: np.ndarray
+    loss: nn.Module = field(default_factory=HalfSquaredError)
 
     def matrix(self, w: np.ndarray, threshold: float) -> np.ndarray:
         """The nuclear norm's prox of w [P]; biases stay."""
@@ -67,6 +73,47 @@ def alike(clients: int) -> Quadratics:
     optimum, bias = rng.normal(size=(4, 3)), rng.normal(size=4)
     copies = [1, 3, 2, 1][:clients]
     return quadratics([optimum] * clients, [1.5] * clients, copies, [bias] * clients)
+
+
+class DistanceToClass(HalfSquaredError):
+    """1/2 |output - e_y|^2 of the class y of each sample."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(outputs, one_hot(targets, outputs.shape[1]).to(outputs))
+
+
+def with_classes(clients: int, *, opposite: bool = False) -> Quadratics:
+    """Up to four clients whose samples have one of two classes; `DistanceToClass` is the loss.
+
+    The inputs x are those of `matrix_problem`: the mean of x x' is a_i I and that of x is 0, so
+    that with targets e_y f_i has the minimum A_i = mean(e_y x') / a_i and c_i = mean(e_y).
+
+    Args:
+        opposite: Whether x and -x have the same class. The mean of x in each class is then 0, and
+            so is A_i.
+    """
+    rng = np.random.default_rng(7)
+    d, a, copies = 17, [0.8, 1.0, 2.0, 1.5][:clients], [1, 3, 2, 1][:clients]
+    inputs = matrix_problem([np.zeros((2, d))] * clients, a, copies).features
+    one_hots, optima = [], []
+    for x, curvature, times in zip(inputs, a, copies, strict=True):
+        share = rng.uniform(0.2, 0.8)
+        y = np.tile(rng.random(d) < share, 2) if opposite else rng.random(2 * d) < share
+        targets = np.eye(2)[np.tile(y, times).astype(int)]
+        one_hots.append(targets)
+        optima.append(np.append(targets.T @ x / (curvature * len(x)), targets.mean(0)))
+    problem = Problem(inputs, one_hots, lambda: nn.Linear(d, 2), bias=True)
+    owners = np.repeat(np.arange(clients), problem.sizes)
+    labels = torch.from_numpy(np.concatenate(one_hots).argmax(1))
+    problem.datamodule = owned(owners, torch.from_numpy(np.concatenate(inputs)), labels)
+    h = np.repeat([a], 2 * d, 0).T
+    h = np.append(h, np.ones((clients, 2)), axis=1)
+    return Quadratics(problem, np.array(optima), h, DistanceToClass())
+
+
+def class_counts(q: Quadratics) -> np.ndarray:
+    """The number of samples of each class, [M, 2], of a problem `with_classes`."""
+    return np.array([targets.sum(0) for targets in q.problem.targets])
 
 
 PAIR = float(np.sqrt(3.0)), 1.0  # (x, y) and (x, -y) are 60 degrees apart

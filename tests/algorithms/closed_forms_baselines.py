@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.algorithms.closed_forms import (
     Quadratics,
     averaging,
     body,
+    class_counts,
     mean_of,
     partly_personal,
     quadratics,
@@ -73,15 +75,29 @@ def mixture(q: Quadratics, *, lr: float, local_steps: int, alpha: float, **_: An
     return w, alpha * (q.optima + x) + (1 - alpha) * w
 
 
+def with_biases(q: Quadratics, moved: np.ndarray) -> Quadratics:
+    """The problem of outputs to which a client adds the numbers -moved [M, 2]."""
+    optima = q.optima.copy()
+    optima[:, -2:] += moved
+    return replace(q, optima=optima)
+
+
+def calibrated(q: Quadratics, *, calibration: float, **settings: Any) -> Models:
+    """FedLC: FedAvg with outputs lowered by τ n_i,c^(-1/4), which the biases make up for."""
+    return averaging(with_biases(q, calibration * class_counts(q) ** -0.25), **settings)
+
+
 def heads_added(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
-    """FedRoD with one layer, which is the head. w is FedAvg's. In a round w_i,k - A_i = r^k y with
-    r = 1 - η h_i and y = w - A_i, and p_i <- r p_i - η h_i r^k y. A whole round gives p_i again:
-    p_i (1 - r^K) = -η h_i K r^(K-1) y."""
-    w = averaging(q, lr=lr, local_steps=local_steps)[0]
+    """FedRoD with one layer, which is the head. w is FedAvg's with outputs raised by log n_i,c,
+    whose minima are B_i. In a round w_i,k - B_i = r^k y with r = 1 - η h_i and y = w - B_i, and
+    p_i <- r p_i - η h_i (r^k y + B_i - A_i). A whole round gives p_i again:
+    p_i (1 - r^K) = -η h_i K r^(K-1) y - (1 - r^K) (B_i - A_i)."""
+    balanced = with_biases(q, -np.log(class_counts(q)))
+    w = averaging(balanced, lr=lr, local_steps=local_steps)[0]
     assert w is not None
     r = 1 - lr * q.curvatures
-    moved = lr * q.curvatures * local_steps * r ** (local_steps - 1) * (w - q.optima)
-    return w, w - moved / (1 - r**local_steps)
+    moved = lr * q.curvatures * local_steps * r ** (local_steps - 1) * (w - balanced.optima)
+    return w, w - moved / (1 - r**local_steps) - (balanced.optima - q.optima)
 
 
 def common_minimum(q: Quadratics, **_: Any) -> Models:
@@ -149,10 +165,10 @@ def mixed_biases(
     q: Quadratics, *, lr: float, local_steps: int, head_epochs: int, head_lr: float, **_: Any
 ) -> Models:
     """FedPAC with the biases as the head, on one layer, whose features are its inputs. These have
-    mean 0, so H_i = 0, and |x|^2 = a_i d, so V_i = a_i d / n_i: α_ij is in proportion to n_j / a_j,
-    for all i. From the common bias b = sum_j α_j b_j full gradients leave r = (1 - η_h)^τ_h of the
-    distance to c_i: b_i = c_i + r (b - c_i), and so b = sum_j α_j c_j. Features do not move, and
-    the weights go where averaging takes them."""
+    mean 0 in each class, so H_i = 0, and |x|^2 = a_i d, so V_i = a_i d / n_i: α_ij is in proportion
+    to n_j / a_j, for all i. From the common bias b = sum_j α_j b_j full gradients leave r = (1 -
+    η_h)^τ_h of the distance to c_i: b_i = c_i + r (b - c_i), and so b = sum_j α_j c_j. Features do
+    not move, and the weights go where averaging takes them."""
     shared = averaging(q, lr=lr, local_steps=local_steps)[0]
     assert shared is not None
     start = mean_of(q.problem.sizes[:, None] / q.curvatures[:, :1], q)
@@ -263,11 +279,13 @@ def head_and_pair(x: Exchange) -> tuple[float, float]:
     return sum(int(np.prod(shape)) for shape in head), features + outputs
 
 
-def prototype(x: Exchange) -> tuple[float, float]:
-    """FedProto in regression, where all samples are of one class: the K features of the last layer
-    and the class's number down, if it is known; the same and the number of samples up."""
-    features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[1]
-    return (1 + features if x.round else 0), 2 + features
+def prototypes(x: Exchange) -> tuple[float, float]:
+    """FedProto: the K features of the last layer and the class's number down, for all classes after
+    the first round; the same and the number of samples up, for each class of the client."""
+    outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
+    own = int(np.count_nonzero(x.sent["sums"].reshape(outputs, 1 + features)[:, 0]))
+    down = outputs * (1 + features) if x.round else 0
+    return down, own * (2 + features)
 
 
 def dense_and_mean(x: Exchange) -> tuple[float, float]:
@@ -277,9 +295,9 @@ def dense_and_mean(x: Exchange) -> tuple[float, float]:
 
 
 def body_head_and_statistics(x: Exchange) -> tuple[float, float]:
-    """FedPAC in regression: a body and a head are all values; V_i and K values of H_i for each of
-    the last layer's outputs, besides what FedProto sends."""
-    down, up = prototype(x)
+    """FedPAC: a body and a head are all values; V_i and K values of H_i for each of the last
+    layer's outputs, besides what FedProto sends."""
+    down, up = prototypes(x)
     outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
     return x.size + down, x.size + 1 + outputs * features + up
 

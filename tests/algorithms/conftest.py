@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 
-from models import HalfSquaredError
 from pfl.callbacks.run_figures import CollaborationMap
 from tests.algorithms.methods import BATCHES, small_network, small_world
 from tests.algorithms.traced import START, TRACE, unlike
@@ -57,8 +56,8 @@ def train_small(fit):
     """Trains a method on the small world without evaluation; the algorithm."""
 
     def train(method, rounds, *, settings=BATCHES, data=None, arguments=(), network=None, **loop):
-        given = method.arguments | dict(arguments) | settings
-        algorithm = method.kind(network or small_network(), loss=HalfSquaredError(), **given)
-        return fit(algorithm, data or small_world(), rounds, evaluate=(), **loop)
+        algorithm = method.make(network or small_network(), **dict(arguments) | settings)
+        data = data or small_world(classes=method.classes)
+        return fit(algorithm, data, rounds, evaluate=(), **loop)
 
     return train

@@ -196,18 +196,29 @@ ENTRIES = [
         more.mixed_biases,
         more.body_head_and_statistics,
         {"personal": ["*bias"], "head_epochs": 3, "head_lr": 0.5},
-        counts_matter=True,  # V_i has the factor 1 / n_i, H_i has not
+        problem=partial(forms.with_classes, opposite=True),
+        classes=True,
+        counts_matter="later",  # V_i has the factor 1 / n_i, H_i has not
         more_epochs=3,
     ),
     Method(
         "FedProto",
         forms.alone,  # one layer has its inputs as features, which nothing moves
-        more.prototype,
+        more.prototypes,
         {"penalty": 0.5},
+        problem=forms.with_classes,
+        classes=True,
         private=("w",),
         trained_with_private=True,
     ),
-    Method("FedRoD", more.heads_added, forms.dense, private=("head",)),
+    Method(
+        "FedRoD",
+        more.heads_added,
+        forms.dense,
+        private=("head",),
+        problem=forms.with_classes,
+        classes=True,
+    ),
     Method(
         "FedDBE",
         # How weights, biases and memories share a move depends on all rounds, but where all clients
@@ -227,15 +238,20 @@ ENTRIES = [
     ),
     Method(
         "FedLC",
-        forms.averaging,  # regression has no classes to calibrate
+        more.calibrated,
         forms.dense,
         {"calibration": 0.5},
+        problem=forms.with_classes,
+        classes=True,
+        counts_matter="always",  # it acts on the numbers of samples themselves
     ),
     Method(
         "FedNTD",
-        forms.averaging,  # regression has no classes to distil
+        forms.averaging,  # of two classes one is not true, and q has one value
         forms.dense,
         {"distillation": 0.5},
+        problem=forms.with_classes,
+        classes=True,
     ),
     Method(
         "FedALA",
@@ -298,6 +314,8 @@ ENTRIES = [
         more.body_and_number,
         {"personal": ["*bias"], "alignment_lr": 0.1},
         **HEAD,
+        problem=forms.with_classes,
+        classes=True,
         more_epochs=1,
         # A client that is far away weighs more, so that longer ways overshoot.
         settle={"lr": 0.1, "local_steps": 4},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 import pfl.algorithms
+from models import HalfSquaredError
 from pfl.algorithms import FederatedAlgorithm
 from tests.algorithms import closed_forms as forms
 
@@ -30,7 +31,10 @@ class Method:
         settle: Further ones where the limit is looked for.
         rounds, accuracy: After how many rounds the limit is reached, and how closely.
         problem: The problem whose limit is known, by number of clients.
-        counts_matter: Whether more copies of all samples change the result.
+        classes: Whether samples must have classes. The small world's then have, and the loss of the
+            common tests is the cross entropy.
+        counts_matter: Whether more copies of all samples change the result: from the second round
+            on, or in every round.
         everyone: Whether all clients must take part in every round.
         timed: Whether the number of a round decides what it does, even with full gradients.
         draws: Whether clients draw numbers by their ids, even with full gradients.
@@ -51,7 +55,8 @@ class Method:
     rounds: int = 12
     accuracy: float = 1e-7
     problem: Callable[[int], forms.Quadratics] = forms.different
-    counts_matter: bool = False
+    classes: bool = False
+    counts_matter: Literal["later", "always"] | None = None
     everyone: bool = False
     timed: bool = False
     draws: bool = False
@@ -70,6 +75,11 @@ class Method:
         """Whether one client, with id 0, trains on the samples of all."""
         return self.kind.pooled
 
+    @property
+    def loss(self) -> nn.Module | None:
+        """The loss for the samples of the small world; None: the default."""
+        return None if self.classes else HalfSquaredError()
+
     def make(self, network: nn.Module, **training: Any) -> FederatedAlgorithm:
-        """The algorithm."""
-        return self.kind(network, **self.arguments, **training)
+        """The algorithm, with `loss` where no other one is given."""
+        return self.kind(network, **{"loss": self.loss, **self.arguments, **training})

@@ -28,14 +28,17 @@ from tests.problems import owned
 SIZES = (5, 1, 4, 2)
 
 
-def small_world(copies: int = 1, clients: int = 4) -> TensorDataModule:
+def small_world(copies: int = 1, clients: int = 4, *, classes: bool = False) -> TensorDataModule:
     """Four clients of unequal size, one with a single sample; regression from R^3 to R^2.
 
     Each sample `copies` times. Everyone is tested on the same three samples. `clients=1`: all
-    samples belong to one.
+    samples belong to one. `classes`: there are two, the signs of the first target.
     """
     rng = np.random.default_rng(5)
     x, y, test = (torch.from_numpy(rng.normal(size=shape)) for shape in ((15, 3), (15, 2), (3, 2)))
+    if classes:
+        y = (y[:, 0] > 0).long()
+        test = (test[:, 0] > 0).long()
     owners = np.repeat(np.arange(len(SIZES)), SIZES) % clients
     order = np.repeat(np.arange(len(owners)), copies)
     return owned(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pfl.algorithms
-from models import Delta, HalfSquaredError, LoRA
+from models import Delta, LoRA
 from pfl.algorithms import GPGD, LPGD, FederatedAlgorithm, FedPer, FedSLR, LocalTrain
 from pfl.communication import Message
 from pfl.method.transport import Compared, Pooled
@@ -31,6 +31,7 @@ from tests.algorithms.methods import (
 )
 
 PERSONAL = {name: method for name, method in METHODS.items() if method.private}
+COUNTLESS = {name: m for name, m in METHODS.items() if m.counts_matter != "always"}
 EVERYONE = range(len(SIZES))
 # Clients of these have read some values before, could work them out, or are sent factors of them.
 FREE = {
@@ -55,11 +56,12 @@ def train(fit):
     """Trains a method on the small world, two clients a round if it can; the algorithm."""
 
     def train(method, rounds=3, *, settings=BATCHES, data=None, network=None, **loop):
-        algorithm = method.make(network or small_network(), loss=HalfSquaredError(), **settings)
+        algorithm = method.make(network or small_network(), **settings)
         algorithm.refuse_all_reads()  # in every engine
         if not method.everyone and "trace" not in loop:
             loop = {"clients_per_round": 2, **loop}
-        return fit(algorithm, data or small_world(), rounds, **{"evaluate": (), **loop})
+        data = data or small_world(classes=method.classes)
+        return fit(algorithm, data, rounds, **{"evaluate": (), **loop})
 
     return train
 
@@ -131,7 +133,7 @@ class Wire(pl.Callback):
 def test_the_limit_on_quadratics(fit, method, clients):
     """With full gradients a method ends where its closed form says; with one client as well."""
     q = method.problem(clients)
-    arguments = dict(batch_size=None, loss=HalfSquaredError(), **method.settle)
+    arguments = dict(batch_size=None, loss=q.loss, **method.settle)
     algorithm = method.make(q.problem.network(0.3), **arguments)
     fit(algorithm, q.problem, method.rounds)
     expected = method.limit(q, **method.arguments, **method.settle)
@@ -197,15 +199,21 @@ def test_clients_of_a_group_do_not_depend_on_each_other(train, method):
     assert method.pooled or algorithm.transport.compared
 
 
-@EVERY_METHOD
+@pytest.mark.parametrize("method", COUNTLESS.values(), ids=COUNTLESS)
 def test_a_client_with_one_sample(train, method):
     """Every sample three times gives the same objectives and weights, so with full gradients the
     same models: a client's single sample counts as it should. A method that mixes models by the
     numbers of their samples has mixed none in its first round."""
     assert 1 in SIZES
-    rounds = 1 if method.counts_matter else 3
+    rounds = 3 if method.counts_matter is None else 1
     once, thrice = (
-        train(method, rounds, settings=FULL, data=small_world(copies), trace=[EVERYONE] * rounds)
+        train(
+            method,
+            rounds,
+            settings=FULL,
+            data=small_world(copies, classes=method.classes),
+            trace=[EVERYONE] * rounds,
+        )
         for copies in (1, 3)
     )
     for one, three in zip(models(once), models(thrice), strict=True):
@@ -341,8 +349,9 @@ def assert_booked(method, wire, snapshots):
 
 @EVERY_METHOD
 def test_the_ledger_equals_the_closed_form(fit, method):
-    q, wire, snapshots = forms.different(4), Wire(), Snapshots()
-    arguments = dict(batch_size=None, loss=HalfSquaredError(), **method.settle)
+    q = forms.with_classes(4) if method.classes else forms.different(4)
+    wire, snapshots = Wire(), Snapshots()
+    arguments = dict(batch_size=None, loss=q.loss, **method.settle)
     algorithm = method.make(q.problem.network(0.3), **arguments)
     rounds, count = (6, None) if method.everyone else (6, 2)
     fit(algorithm, q.problem, rounds, callbacks=[wire, snapshots], clients_per_round=count)

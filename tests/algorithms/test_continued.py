@@ -2,7 +2,6 @@
 
 import torch
 
-from models import HalfSquaredError
 from pfl import FederatedLoop
 from tests.algorithms.methods import (
     BATCHES,
@@ -18,10 +17,10 @@ from tests.problems import quiet
 
 def begin(root, method, rounds, seed, ckpt_path=None):
     """Train with checkpoints and evaluation; the algorithm."""
-    algorithm = method.make(small_network(seed), loss=HalfSquaredError(), lr_decay=0.9, **BATCHES)
+    algorithm = method.make(small_network(seed), lr_decay=0.9, **BATCHES)
     trainer = quiet(root, rounds, precision="64-true")
     count = None if method.everyone else 2
-    loop = FederatedLoop(small_world(), clients_per_round=count)
+    loop = FederatedLoop(small_world(classes=method.classes), clients_per_round=count)
     trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
     return algorithm
 

@@ -122,6 +122,26 @@ def test_a_share_of_the_samples_is_chosen_anew_each_round_and_kept_for_all_passe
     assert drawn[0] != drawn[1]
 
 
+def test_the_loss_has_settled_by_the_deviation_with_the_divisor_n(watch):
+    """Of the losses of the last n = 3 passes. The threshold lies a tenth above that deviation after
+    the fourth pass, the first that may be the last; with the divisor n - 1 it is 1.22 times as
+    large, and the passes go on."""
+    trace, settings = [[1], [0]], dict(batch_size=None, local_steps=1, lr=0.3, engine="sequential")
+    before = FedALA(network(), **settings)
+    w = torch.from_numpy(watch(before, world(), 1, trace=trace[:1])["w"][0])
+    (x, y), own = samples()[0], start()[BODY:]
+    weights, losses = torch.ones(SIZE - BODY).double(), []
+    for _ in range(WINDOW + 1):
+        loss, g = slope(mixture(w, own, weights), x, y)
+        weights = (weights - WEIGHT_LR * g[BODY:] * (w[BODY:] - own)).clamp(0, 1)
+        losses.append(loss)
+    threshold = 1.1 * float(np.std(losses[-WINDOW:]))
+    assert np.std(losses[-WINDOW:], ddof=1) > threshold
+    method = FedALA(network(), **ARGUMENTS | dict(threshold=threshold), **settings)
+    history = watch(method, world(), 2, trace=trace)
+    np.testing.assert_allclose(history["weights"][1][0], weights, rtol=0, atol=1e-12)
+
+
 def test_the_first_round_is_fedavg(fit):
     """Bit for bit: everyone has the initial model, and there is nothing to learn."""
     settings = LOCAL | dict(batch_size=2, engine="sequential")

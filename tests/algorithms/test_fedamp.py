@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pfl.algorithms import FedAMP, HeurFedAMP, LocalTrain
-from pfl.algorithms.fedamp import squared_distances
+from pfl.algorithms.fedamp import model_distances
 from tests.algorithms.traced import ALL, LOSS, full, in_cohorts
 from tests.problems import Steps
 from tests.refusal import refused
@@ -190,12 +190,12 @@ def test_distances_of_similar_models_do_not_cancel():
     rng = np.random.default_rng(0)
     common, moves = rng.normal(size=500), 1e-5 * rng.normal(size=(5, 500))
     expected = ((moves[:, None] - moves) ** 2).sum(2)
-    actual = squared_distances(torch.from_numpy(common + moves)).numpy()
+    actual = model_distances(torch.from_numpy(common + moves)).numpy()
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=0)
     single = torch.from_numpy(common + moves).float()
     between = single.double().numpy()
     expected = ((between[:, None] - between) ** 2).sum(2)
-    np.testing.assert_allclose(squared_distances(single).numpy(), expected, rtol=1e-6, atol=1e-15)
+    np.testing.assert_allclose(model_distances(single).numpy(), expected, rtol=1e-6, atol=1e-15)
 
 
 @pytest.mark.parametrize(

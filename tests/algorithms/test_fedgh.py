@@ -201,10 +201,15 @@ def test_prototypes_are_the_class_means_of_a_module_s_features(tmp_path, digits,
             torch.testing.assert_close(rows[label, 1:], expected, rtol=0, atol=1e-12)
 
 
-def test_for_regression_a_client_sends_the_means_of_its_features_and_targets(fit):
-    """Of one linear layer R^4 -> R^2: 1, the means of its inputs and of its targets."""
+@pytest.mark.parametrize("outputs", [2, 1])
+def test_for_regression_a_client_sends_the_means_of_its_features_and_targets(fit, outputs):
+    """Of one linear layer R^4 -> R^2: 1, the means of its inputs and of its targets. For one output
+    the targets are numbers, [N]."""
     x, y, data = regression()
-    method, sent = FedGH(nn.Linear(4, 2).double(), lr=0.1, local_steps=1, **FULL), {}
+    if outputs == 1:
+        data = owned(np.repeat(np.arange(len(SIZES)), SIZES), x, y[:, 0])
+        y = y[:, :1]
+    method, sent = FedGH(nn.Linear(4, outputs).double(), lr=0.1, local_steps=1, **FULL), {}
     update = method.client_update
 
     def recorded(clients, w):

@@ -77,6 +77,12 @@ def test_equal_points_and_no_variance_end():
     np.testing.assert_allclose(weights @ means, means, rtol=0, atol=1e-7)
 
 
+def test_a_variance_that_rounding_makes_negative_counts_as_zero():
+    """Equal means, so that only the variances decide: all weight is on the client without any. With
+    the values as they are the system of both clients is singular."""
+    assert mixing_weights(np.array([1.0, -1.0]), np.zeros((2, 3))).tolist() == [[0, 1], [0, 1]]
+
+
 def test_weights_of_two_clients():
     """min a^2 V_1 + (1 - a)^2 (V_2 + d^2) for client 1, with d the distance of the H: its weight is
     a = (V_2 + d^2) / (V_1 + V_2 + d^2), here 3 + 4 = 7 of 8. For client 2 the own weight is

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pfl.algorithms import FedAvg, FedRoD
+from pfl.algorithms import FedRoD
 from tests.algorithms.class_world import (
     BODY,
     CLASSES,
@@ -25,8 +25,6 @@ from tests.algorithms.class_world import (
     world,
     z_of,
 )
-from tests.algorithms.test_trainable import FULL
-from tests.algorithms.test_trainable import world as regression
 from tests.refusal import refused
 
 DECAY = LOCAL["weight_decay"]
@@ -106,16 +104,6 @@ def test_the_optimizer_of_the_user_trains_both(watch):
         v, p = v - rate(0) * speed, p - rate(0) * speed_p
     np.testing.assert_allclose(history["w"][0], v, rtol=0, atol=1e-12)
     np.testing.assert_allclose(history["head"][0][0], p, rtol=0, atol=1e-12)
-
-
-def test_for_regression_the_global_model_is_that_of_fedavg(fit):
-    """There are no classes to balance."""
-    models = []
-    for kind in (FedRoD, FedAvg):
-        torch.manual_seed(0)
-        method = kind(nn.Linear(4, 2).double(), lr=0.1, local_steps=2, **FULL)
-        models.append(fit(method, regression()[2], 2).global_model)
-    torch.testing.assert_close(*models, rtol=0, atol=1e-12)
 
 
 def test_a_round_costs_two_passes():

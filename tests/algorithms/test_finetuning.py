@@ -46,9 +46,9 @@ def test_nothing_of_an_evaluation_remains(tmp_path, method):
     """Training, states, bytes and all other scores are the same as without fine-tuning."""
     runs = []
     for name, steps in (("plain", None), ("tuned", STEPS)):
-        algorithm = method.make(small_network(), loss=HalfSquaredError(), lr_decay=0.9, **BATCHES)
-        count = None if method.everyone else 2
-        begin(tmp_path / name, algorithm, clients_per_round=count, finetune=steps)
+        algorithm = method.make(small_network(), lr_decay=0.9, **BATCHES)
+        data, count = small_world(classes=method.classes), None if method.everyone else 2
+        begin(tmp_path / name, algorithm, data=data, clients_per_round=count, finetune=steps)
         runs.append(algorithm)
     plain, tuned = map(everything, runs)
     scores = {name for name in tuned if name.startswith("row test/finetuned/")}
@@ -63,8 +63,8 @@ def test_nothing_of_an_evaluation_remains(tmp_path, method):
 @EVERY_METHOD
 def test_a_newcomer_has_a_model_and_leaves_no_trace(tmp_path, method):
     """Client 2 never trains: no bytes, no state; its scores are its own, and only in `unseen`."""
-    algorithm = method.make(small_network(), loss=HalfSquaredError(), **BATCHES)
-    begin(tmp_path, algorithm, unseen=[2], finetune=[1])
+    algorithm = method.make(small_network(), **BATCHES)
+    begin(tmp_path, algorithm, data=small_world(classes=method.classes), unseen=[2], finetune=[1])
     scores = {kind: s["loss"] for (_, kind), s in algorithm.evaluation.scores.items()}
     for kind, losses in scores.items():
         has = np.arange(4) == 2 if kind.startswith("unseen") else np.arange(4) != 2

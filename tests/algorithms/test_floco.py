@@ -121,8 +121,8 @@ def test_rounds_equal_plain_pytorch(watch, engine):
     expected = slow()
     for row, (w, heads, centres) in zip(history.rounds, expected, strict=True):
         np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-11)
-        np.testing.assert_allclose(row["endpoints"], heads.ravel(), rtol=0, atol=1e-11)
-        np.testing.assert_allclose(row["centres"], centres.ravel(), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(row["endpoints"], heads, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(row["centres"], centres, rtol=0, atol=1e-9)
     w, heads, centres = expected[-1]
     (clients,) = method.iter_clients("train")
     for i, model in zip(clients.ids, method.personalized(clients), strict=True):

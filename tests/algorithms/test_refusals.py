@@ -1,5 +1,6 @@
 """What methods refuse before training, in one line that names the argument and what is right."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -7,6 +8,7 @@ from torch import nn
 import pfl.algorithms
 from models import MLP, SmallCNN
 from tests.algorithms.class_world import several_labels
+from tests.problems import owned
 from tests.refusal import refused
 
 ADAM = torch.optim.Adam
@@ -184,6 +186,19 @@ def test_what_a_method_sets_itself_cannot_be_given(key, kind):
 def test_a_head_that_is_not_a_linear_layer_is_refused(kind):
     with refused(f"model.network: the head '1' of Sequential is a Conv2d; {kind} needs a linear"):
         getattr(pfl.algorithms, kind)(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))
+
+
+@pytest.mark.parametrize("labels", ["numbers", "several numbers"])
+@pytest.mark.parametrize("kind", ["FedAS", "FedLC", "FedNTD", "FedPAC", "FedProto", "FedRoD"])
+def test_targets_that_are_not_classes_are_refused(fit, kind, labels):
+    """Regression, or labels 0.0 and 1.0 of several kinds: without classes these are not the
+    paper's methods."""
+    targets = torch.ones(4) if labels == "numbers" else torch.ones(4, 2)
+    outputs = targets.numel() // 4
+    network = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, outputs)).double()
+    data = owned(np.arange(4), torch.rand(4, 3).double(), targets.double())
+    with refused("data: the targets are not classes", f"{kind} needs one class per sample"):
+        fit(getattr(pfl.algorithms, kind)(network), data, 1)
 
 
 @pytest.mark.parametrize(

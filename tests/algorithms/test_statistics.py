@@ -75,9 +75,11 @@ def network():
     return network
 
 
-def world():
+def world(classes):
     rng, owners = np.random.default_rng(5), np.repeat(np.arange(M), SIZES)
     x, y = (torch.from_numpy(rng.normal(size=(len(owners) + 3, n))) for n in (3, 2))
+    if classes:
+        y = (y[:, 0] > 0).long()
     whose = nn.functional.one_hot(torch.from_numpy(owners), M)
     train = torch.cat([whose, x[:-3]], 1)
     test = torch.cat([torch.zeros(3, M), x[-3:]], 1)
@@ -162,7 +164,7 @@ def expected(method, algorithm, trace):
     if isinstance(algorithm, L2GD) and not local:
         own = own + pull(algorithm, len(trace) - 1) * (shared - own)
     if isinstance(algorithm, IFCA) and not local:
-        models = algorithm.models.view(len(clusters), -1)
+        models = algorithm.models
         w = personalized(algorithm)
         own = clusters[[int((models - row).abs().sum(1).argmin()) for row in w]]
     own = beside if algorithm.personal_buffers else own + np.diag(adaptation(algorithm))
@@ -176,15 +178,16 @@ def personalized(algorithm):
     return rows
 
 
-def loss(w, runs):
+def loss(w, runs, classes):
     """The test loss of a model with a statistic, by a plain network."""
-    model, data = network().eval(), world()
+    model, data = network().eval(), world(classes)
     data.setup()
     nn.utils.vector_to_parameters(w.clone(), model.parameters())
     model[0].runs.copy_(torch.from_numpy(runs))
     inputs, targets = data.samples.gather(torch.from_numpy(data.partition.test[0]))
+    error = nn.CrossEntropyLoss() if classes else HalfSquaredError()
     with torch.no_grad():
-        return float(HalfSquaredError()(model(inputs), targets).mean())
+        return float(error(model(inputs), targets).mean())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -192,9 +195,9 @@ def test_statistics_follow_their_model(fit, case):
     """Every model is scored with its own, whose values are derived round by round."""
     method, mode = CASES[case]
     chosen = {"buffers": mode} if len(modes(method)) > 1 or "FedPD" in case else {}
-    algorithm = method.make(network(), loss=HalfSquaredError(), **BATCHES, **chosen)
+    algorithm = method.make(network(), **BATCHES, **chosen)
     trace = [list(range(M))] * 3 if method.everyone else TRACE
-    fit(algorithm, world(), len(trace), trace=trace, evaluate=("test",))
+    fit(algorithm, world(method.classes), len(trace), trace=trace, evaluate=("test",))
     shared, own = expected(method, algorithm, trace)
     if method.pooled:  # every batch of two samples counts half a step for each
         shared = np.tile(3 * BATCHES["local_epochs"] * np.array(SIZES) / 2, (M, 1))
@@ -206,7 +209,7 @@ def test_statistics_follow_their_model(fit, case):
         del models["global"]
     assert {kind for _, kind in scores} == models.keys()
     for kind, (w, runs) in models.items():
-        expected_losses = [loss(w[i], runs[i]) for i in range(M)]
+        expected_losses = [loss(w[i], runs[i], method.classes) for i in range(M)]
         np.testing.assert_allclose(
             scores["test", kind]["loss"], expected_losses, rtol=1e-9, err_msg=kind
         )

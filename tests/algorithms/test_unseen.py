@@ -14,9 +14,9 @@ from tests.problems import owned
 from tests.refusal import refused
 
 
-def world_of(ids):
+def world_of(ids, classes):
     """`small_world` without the samples of other clients; ids follow each other from 0."""
-    whole = small_world()
+    whole = small_world(classes=classes)
     whole.setup()
     samples = np.concatenate([whole.partition.train[i] for i in ids])
     inputs, targets = whole.samples.inputs[samples], whole.samples.targets[samples]
@@ -47,7 +47,9 @@ def assert_absent(train_small, method, unseen, settings):
     ids = np.setdiff1d(EVERYONE, unseen)
     loop = {} if method.everyone else {"clients_per_round": 2}
     actual = everything(train_small(method, 2, settings=settings, unseen=unseen, **loop))
-    expected = everything(train_small(method, 2, settings=settings, data=world_of(ids), **loop))
+    expected = everything(
+        train_small(method, 2, settings=settings, data=world_of(ids, method.classes), **loop)
+    )
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         mine = actual[name]
@@ -77,7 +79,7 @@ def test_rules_over_all_clients_leave_unseen_clients_out(train_small):
     assert penalty(corollary, unseen=[0]) == pytest.approx(0.25 / (7 / 3 * 2))
     code = {"penalty": 0.5, "penalty_schedule": "authors_code"}
     actual = penalty(code, unseen=[0])
-    assert actual == penalty(code, data=world_of([1, 2, 3])) != penalty(code)
+    assert actual == penalty(code, data=world_of([1, 2, 3], classes=False)) != penalty(code)
 
 
 def test_a_method_sees_the_clients_that_train(train_small):

@@ -1,5 +1,8 @@
 """Tables are written block by block, and the size of the blocks does not change the file."""
 
+import csv
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +28,32 @@ def test_the_size_of_blocks_does_not_change_a_table(rows, tmp_path, monkeypatch)
     files.append_csv(path, columns)
     lines = [f"{i},{x!r}\r\n" for i, x in enumerate(columns["loss"].tolist())]
     assert path.read_bytes().decode() == "client,loss\r\n" + "".join(lines) * 2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.array([0, 7, 4095, 7]),
+        np.array([5, 4096, 10**15]),
+        np.array([-1, 0, 3]),
+        np.array([2**64 - 1, 0], np.uint64),
+        np.array([], np.int64),
+        np.array([0.1, -0.0, 1e300, np.nan, -np.inf, 5e-324, 2.0]),
+        np.array([0.1, 16777216.0], np.float32),
+        np.array(["a,b", 'say "so"', "=1", "two\nlines"]),
+        np.array([True, False]),
+    ],
+    ids=str,
+)
+def test_columns_are_written_as_python_s_csv_writes_them(column, tmp_path):
+    """Alone, beside numbers and beside a text; the apostrophe is told by a test below."""
+    rows = len(column)
+    shown = [f"'{value}" if value == "=1" else value for value in column.tolist()]
+    for other in (np.arange(rows) / 8, np.full(rows, "x")):
+        files.write_csv(tmp_path / "table.csv", [{"a": column, "b": other}])
+        expected = io.StringIO(newline="")
+        csv.writer(expected).writerows([["a", "b"], *zip(shown, other.tolist(), strict=True)])
+        assert (tmp_path / "table.csv").read_bytes().decode() == expected.getvalue()
 
 
 @pytest.mark.parametrize("partition", [Sampled(12), IID()], ids=repr)

@@ -4,6 +4,8 @@ import io
 import json
 import re
 import sys
+import threading
+import time
 
 import lightning.pytorch as pl
 import numpy as np
@@ -15,7 +17,7 @@ from datamodules import DigitsDataModule, Dirichlet, SplitOwn, TensorDataModule
 from models import MLP
 from pfl import FederatedLoop
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
-from pfl.callbacks import LocalBaseline, RoundProgress, RunFigure, RunRecorder
+from pfl.callbacks import LocalBaseline, RunFigure, RunRecorder, progress
 from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.run_summary import size, summary_table
 from tests.commands import table
@@ -163,11 +165,63 @@ def test_bar_counts_rounds_on_a_terminal(tmp_path, monkeypatch):
     assert text.endswith("\n")
 
 
-def test_bar_is_silent_without_a_terminal_and_under_ci(tmp_path, monkeypatch):
+@pytest.mark.parametrize("terminal", [io.StringIO, Terminal], ids=["a file", "under CI"])
+def test_a_short_run_is_silent_without_a_terminal_and_under_ci(tmp_path, monkeypatch, terminal):
     monkeypatch.delenv("CI", raising=False)
-    assert shown(monkeypatch, tmp_path, io.StringIO())[1] == ""
-    monkeypatch.setenv("CI", "true")
-    assert not RoundProgress()._enabled
+    if terminal is Terminal:
+        monkeypatch.setenv("CI", "true")
+    assert shown(monkeypatch, tmp_path, terminal())[1] == ""
+
+
+class Slow(pl.Callback):
+    """Each round lasts several of the minutes of these tests."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        time.sleep(0.2)
+
+
+def test_without_a_terminal_a_line_a_minute_says_how_far_the_run_is(tmp_path, monkeypatch):
+    """With the scores of the last round: those of round 1 stand in the lines of round 2."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(progress, "MINUTE", 0.02)
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", file)
+    trainer = fit(tmp_path, FedAvg(MLP(64, [8])), digits(), Slow(), enable_progress_bar=True)
+    lines = file.getvalue().splitlines()
+    assert {"0 of 3 rounds"} <= set(lines)
+    row = trainer.recorder.rows[0]
+    scores = f"loss {row['train/loss']:.3f}, global val {row['val/global/accuracy']:.3f}"
+    assert f"1 of 3 rounds, {scores}, less than a minute left" in lines
+    assert [t for t in threading.enumerate() if t.name == "progress"] == []
+
+
+class SlowClients(FedAvg):
+    """Each client takes several of the seconds of this test."""
+
+    def client_update(self, clients, w):
+        time.sleep(0.05)
+        return super().client_update(clients, w)
+
+
+def test_a_bar_moves_within_a_long_round(tmp_path, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(progress, "SECOND", 0.01)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    method = SlowClients(MLP(64, [8]), engine="sequential")
+    fit(tmp_path, method, digits(), loop={"clients_at_once": 1}, enable_progress_bar=True)
+    total = method.num_clients
+    seen = {int(done) for done in re.findall(rf"clients=(\d+)/{total}\b", terminal.getvalue())}
+    assert seen & set(range(1, total)) and max(seen) < total
+
+
+def test_time_left_is_in_proportion_to_what_was_done(monkeypatch):
+    """Ten of 40 rounds took ten minutes: 30 more take 30, and 400 of 410 take 400."""
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    assert progress.time_left(400.0, 10, 40) == ", about 30 min left"
+    assert progress.time_left(400.0, 10, 410) == ", about 7 h left"
+    assert progress.time_left(400.0, 0, 40) == ""
 
 
 def test_bar_closes_after_an_error(tmp_path, monkeypatch):
@@ -233,6 +287,38 @@ def test_table_has_metrics_and_the_clients_that_count():
     assert ["lost:", r"\x1b[2J"] in cells  # what a terminal would obey is shown
 
 
+def test_table_names_the_last_round_and_the_best_one_by_validation():
+    """The last round's score is 0.25; validation is best in round 4, whose test score is 0.75."""
+    summary = {"algorithm": "FedRep", "round": 5, "wall_seconds": 1.0, "folder": "runs/x"}
+    summary |= {"comm/uplink_bytes": 1, "comm/downlink_bytes": 1}
+    summary |= {"test/personalized/accuracy": 0.25, "test/global/accuracy": 0.5}
+    best = {"round": 4, "selected_by": "val/personalized/accuracy"}
+    best |= {"val/personalized/accuracy": 1.0, "test/personalized/accuracy": 0.75}
+    best |= {"test/global/accuracy": 0.625}
+    lines = [line.strip() for line in summary_table(summary | {"best": best}).splitlines()]
+    assert "FedRep, 5 rounds, 1 s; last round:" in lines
+    assert "best by validation: round 4, test score personalized accuracy 0.7500" in lines
+    chosen = {"best": best, "select_by": "global/accuracy"}
+    assert "round 4, test score global accuracy 0.6250" in summary_table(summary | chosen)
+    assert "best by validation" not in summary_table(summary | {"best": None})
+
+
+def test_the_gradients_of_fine_tuning_are_in_the_summary(tmp_path):
+    """Five steps with batches of 16 are, for a client with n samples, whole epochs of n samples and
+    the first batches of the next one; a client that never trains, and one step, count apart."""
+    loop = {"finetune": [1, 5], "unseen": [0]}
+    trainer = fit(tmp_path, FedAvg(MLP(64, [8]), batch_size=16), digits(), loop=loop)
+    sizes = trainer.recorder.columns["train_samples"][1:].tolist()
+    expected = {"1": 0, "5": 0}
+    for n in sizes:
+        batches = [min(16, n - begin) for begin in range(0, n, 16)] * 5
+        expected["1"] += batches[0]
+        expected["5"] += sum(batches[:5])
+    assert trainer.recorder.summary["finetuning_samples"] == expected
+    trainer = fit(tmp_path / "without", FedAvg(MLP(64, [8])), digits())
+    assert "finetuning_samples" not in trainer.recorder.summary
+
+
 def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
     data = regression(SplitOwn(test=0.0, validation=0.2))
     fit(tmp_path, FedAvg(nn.Linear(3, 1), lr=0.05), data)
@@ -240,6 +326,7 @@ def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
     words = (
         "FedAvg, 3 rounds",
         "nothing was tested",
+        "best by validation: round 3, validation score global loss ",
         "sent up ",
         "parameters: ",
         "left out: ",

@@ -14,7 +14,7 @@ from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RunRecorder
-from pfl.report.comparison import Comparison
+from pfl.report.comparison import ComparedRuns
 from pfl.scores.runs import read_runs
 from tests.commands import table
 from tests.refusal import refused
@@ -215,7 +215,7 @@ def test_local_training_gains_nothing_over_itself(tmp_path, networks):
     best = trainer.recorder.summary["best"]["round"]
     assert best < 8
     (run,) = read_runs([trainer.run_dir])
-    comparison = Comparison([run], "LocalTrain")
+    comparison = ComparedRuns([run], "LocalTrain")
     assert run.local.rounds.tolist() == [best, 8] and comparison.gained_of(run) == 0
     np.testing.assert_array_equal(comparison.gains_of(run), np.zeros(6))
     last = run.scores.of(8, "test/personalized/accuracy")

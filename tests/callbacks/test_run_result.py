@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import pfl
-from pfl.callbacks.run_result import compare, distributions, gains, peak_memory, versions
+from pfl.callbacks.run_result import (
+    against_local,
+    distributions,
+    gains_over_local,
+    peak_memory,
+    versions,
+)
 from pfl.scores.names import ScoreName
 from pfl.scores.runs import best_round
 
@@ -58,16 +64,16 @@ def test_compare_counts_gains_over_the_local_baseline():
         "test/global/accuracy": np.array([0.0, 0.0, 0.0, 0.0, np.nan]),
         "test/personalized/accuracy": np.array([0.7, 0.6, 0.5, 0.4, np.nan]),
     }
-    result = compare(named(columns), {})
+    result = against_local(named(columns), {})
     assert (result["gained"], result["equal"], result["lost"]) == (0.5, 0.25, 0.25)
     assert result["test/local/accuracy"] == 0.5 and result["test/local/accuracy_std"] == 0.0
     del columns["test/personalized/accuracy"]
-    result = compare(named(columns), {})
+    result = against_local(named(columns), {})
     assert (result["gained"], result["equal"], result["lost"]) == (0.0, 0.0, 1.0)
     untested = {name: np.full(5, np.nan) for name in columns}
-    assert compare(named(untested), {}) == {}
+    assert against_local(named(untested), {}) == {}
     del columns["test/local/accuracy"], columns["test/local/loss"]
-    assert compare(named(columns), {}) == {}
+    assert against_local(named(columns), {}) == {}
 
 
 def test_compare_takes_a_lower_loss_as_a_gain():
@@ -77,7 +83,7 @@ def test_compare_takes_a_lower_loss_as_a_gain():
         "test/global/loss": np.array([0.5, 2.0, 4.0, 5.0]),
         "test/global/accuracy": np.full(4, np.nan),
     }
-    result = compare(named(columns), {})
+    result = against_local(named(columns), {})
     assert (result["gained"], result["equal"], result["lost"]) == (0.5, 0.25, 0.25)
     assert (result["test/local/loss"], result["test/local/loss_worst10"]) == (4.0, 10.0)
     assert "test/local/accuracy" not in result
@@ -88,11 +94,11 @@ def test_the_baseline_has_metrics_too_and_all_are_distributions():
     local = {"accuracy": [0.5, 0.4, 0.3, 0.2], "loss": [1.0] * 4, "error": [0.1, 0.2, 0.6, NAN]}
     columns = {f"test/local/{name}": np.array(values) for name, values in local.items()}
     columns["test/global/accuracy"] = np.array([0.7, 0.4, 0.2, 0.4])
-    result = compare(named(columns), {"error": False})
+    result = against_local(named(columns), {"error": False})
     mean, worst = result["test/local/error"], result["test/local/error_worst10"]
     assert mean == pytest.approx(0.3) and worst == 0.6
     assert "test/local/loss" not in result
-    np.testing.assert_allclose(gains(named(columns)), [0.2, 0, -0.1, 0.2], atol=1e-12)
+    np.testing.assert_allclose(gains_over_local(named(columns)), [0.2, 0, -0.1, 0.2], atol=1e-12)
     numbers = distributions(named(columns), {"error": False})
     assert numbers.keys() == {*columns, "gain"}
     assert numbers["test/local/error"]["best10"] == pytest.approx(0.1)
@@ -126,5 +132,5 @@ def test_the_gain_is_that_of_the_model_that_counts():
     columns = {"test/local/accuracy": 0.5, "test/global/accuracy": 0.6}
     columns["test/finetuned/5/accuracy"] = 0.7
     scores = named({name: np.array([value]) for name, value in columns.items()})
-    np.testing.assert_allclose(gains(scores), [0.2])
-    np.testing.assert_allclose(gains(scores, select_by="global/accuracy"), [0.1])
+    np.testing.assert_allclose(gains_over_local(scores), [0.2])
+    np.testing.assert_allclose(gains_over_local(scores, select_by="global/accuracy"), [0.1])

@@ -9,7 +9,7 @@ import torch
 
 from datamodules import DigitsDataModule
 from pfl import FederatedLoop
-from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, free_memory, mapped
+from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, mapped
 
 FREE = 1 << 20
 ROW = 10  # floats, 40 bytes
@@ -64,69 +64,6 @@ def test_a_tier_that_turns_out_to_be_full_is_left_out(tiers):
     assert created.used["device"] == 80
     created.full = ("memory",)
     assert created.block(0, ROW, torch.float32, 1, 2).tier == "file"
-
-
-# ---- how much host memory is free ----------------------------------------------------------------
-
-
-@pytest.fixture
-def machine(tmp_path):
-    """Writes the files of a machine that has 7000 KiB available, and those that are given."""
-
-    def created(files):
-        for path, text in {
-            "proc/meminfo": "MemFree: 5 kB\nMemAvailable: 7000 kB\n",
-            **files,
-        }.items():
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(text)
-        return tmp_path
-
-    return created
-
-
-def group(version, path, limit, used, cached=0):
-    """The files of a control group."""
-    if version == 2:
-        folder = f"sys/fs/cgroup/{path}"
-        names, cache = ("memory.max", "memory.current"), "inactive_file"
-    else:
-        folder = f"sys/fs/cgroup/memory/{path}"
-        names = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        cache = "total_inactive_file"
-    texts = {name: f"{value}\n" for name, value in zip(names, (limit, used), strict=True)}
-    return {
-        f"{folder}/{name}": text
-        for name, text in {**texts, "memory.stat": f"anon 1\n{cache} {cached}\n"}.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("version", "groups", "free"),
-    [
-        (2, [("user/job", 5000, 4000)], 1000),
-        (1, [("user/job", 5000, 4000)], 1000),
-        (2, [("user/job", "max", 4000), ("user", 9000, 8500)], 500),
-        (1, [("user/job", 2**63 - 4096, 4000), ("user", 9000, 8500)], 500),
-        (2, [("user/job", 5000, 4000, 700)], 1000 + 700),  # what caches files is given back
-        (1, [("user/job", 5000, 4000, 700)], 1000 + 700),
-        (2, [("user/job", 5000, 6000)], 0),
-        (1, [("", 5000, 4000)], 1000),  # a container that sees only itself
-        (2, [("other", 5000, 4000)], 7000 * 1024),
-        (2, [("user/job", 2**40, 4000)], 7000 * 1024),
-    ],
-)
-def test_free_memory_is_what_machine_and_container_leave(machine, version, groups, free):
-    files = {"proc/self/cgroup": "0::/user/job\n"}
-    if version == 1:
-        files = {"proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/user/job\n0::/\n"}
-    for path, *numbers in groups:
-        files |= group(version, path, *numbers)
-    assert free_memory(machine(files)) == free
-
-
-def test_free_memory_without_the_files_of_linux(tmp_path):
-    assert free_memory(tmp_path) > 2**20
 
 
 def test_a_store_takes_half_of_the_memory_that_is_free(monkeypatch):

@@ -7,7 +7,7 @@ from pfl.deploy.channel import Channel
 from pfl.deploy.wire import unpack
 from pfl.deploy.worker import StateFiles
 from tests.algorithms.apart import differing_apart, make, make_worker, train_apart
-from tests.algorithms.methods import BATCHES, SIZES, small_world
+from tests.algorithms.methods import BATCHES, METHODS, SIZES, small_world
 from tests.problems import quiet, run
 
 ROUNDS = 4
@@ -80,7 +80,8 @@ def simulate(tmp_path):
     def train(name, **loop):
         method = make(name, dict(BATCHES), normalized=False)
         loop |= dict(evaluate=("test",), clients_at_once=1)
-        return run(method, small_world(), ROUNDS, root=tmp_path / "simulation", **loop)
+        data = small_world(classes=METHODS[name].classes)
+        return run(method, data, ROUNDS, root=tmp_path / "simulation", **loop)
 
     return train
 
@@ -93,9 +94,9 @@ class Federation:
         name: The method, in `METHODS`.
     """
 
-    def __init__(self, folder, name, *, faults=(), absent=(), **loop):
+    def __init__(self, folder, name, *, faults=(), absent=(), stages=None, **loop):
         self.folder = folder
-        self.what = dict(name=name, settings=dict(BATCHES), normalized=False)
+        self.what = dict(name=name, settings=dict(BATCHES), normalized=False, stages=stages or [])
         self.what |= dict(rounds=ROUNDS, loop=loop)
         self.channel = InProcess(folder, self.what, dict(faults), dict(absent))
 

@@ -11,6 +11,7 @@ from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import difference
 from pfl.errors import ConfigError
 from pfl.rounds.clock import Clock
+from pfl.stages import compression
 from tests.deploy.conftest import Ended
 from tests.refusal import refused
 
@@ -93,6 +94,70 @@ def test_a_party_with_an_unfit_answer_is_named_and_left_out(simulate, federation
     with pytest.warns(UserWarning, match=f"party 1 is left out .*: .*{words}"):
         parties.train()
     assert parties.differing(expected) <= UNKNOWN
+
+
+def set_part(name, change):
+    """A fault in a part of the payload of the message "w"."""
+
+    def fault(answer):
+        payload = answer["messages"]["w"][0]
+        payload[name] = change(payload[name])
+
+    return changed(fault)
+
+
+# P = 26: places have 5 bits, and levels from 0 to 2 have 2 bits with a third for the sign.
+@pytest.mark.parametrize(
+    "stage, fault, words",
+    [
+        (
+            ["TopK", {"share": 0.3}],
+            set_part("places", lambda x: x | 255),
+            "a message cannot be read by loop.stages: TopK: index 31 is out of bounds",
+        ),
+        (
+            ["TopK", {"share": 0.3}],
+            set_part("values", lambda x: x[:, 1:]),
+            r"the message 'w.values' is .* \[1, 7\]; it must be .* \[1, 8\]",
+        ),
+        (
+            ["TopK", {"share": 0.3}],
+            set_values(lambda payload: payload["values"]),
+            "the answer lacks 'values'",
+        ),
+        (
+            ["QSGD", {"levels": 2}],
+            set_part("codes", lambda x: x | 255),
+            "a message cannot be read by loop.stages: QSGD: level 3 of 2",
+        ),
+        (
+            ["QSGD", {"levels": 2}],
+            set_part("norm", lambda x: x * np.inf),
+            "the message 'w' is not finite",
+        ),
+    ],
+)
+def test_a_party_with_an_unfit_payload_is_named_and_left_out(
+    simulate, federation, stage, fault, words
+):
+    name, arguments = stage
+    made = [getattr(compression, name)(**arguments)]
+    expected = simulate("FedAvg", dropout=[[], [1], [], []], stages=made)
+    parties = federation("FedAvg", faults={(1, "train", 1): fault}, stages=[stage])
+    with pytest.warns(UserWarning, match=f"party 1 is left out .*: .*{words}"):
+        parties.train()
+    assert parties.differing(expected) <= UNKNOWN
+
+
+def test_a_payload_has_the_bytes_that_are_counted(federation):
+    parties = federation("FedAvg", stages=[["TopK", {"share": 0.3}]]).train()
+    sent = [0, 0, 0, 0]
+    for client, request, answer in parties.channel.told:
+        if request["do"] == "train":
+            payload, _ = unpack(answer)["messages"]["w"]
+            sent[client] += sum(part.nbytes for part in payload.values())
+    assert parties.method.ledger.uplink.tolist() == sent
+    assert sent == [4 * (8 * 8 + 5)] * 4  # 8 of 26 values, float64, and 8 places of 5 bits
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -82,6 +82,11 @@ FITS = {
         DIGITS,
         "clients_at_once=2, aggregation=NormBound(0.1), attackers=Attackers([0], SignFlip(9.0))",
     ),
+    "compression": (
+        "FedAvg(MLP(64, [6]))",
+        DIGITS,
+        "clients_per_round=4, clients_at_once=2, dropout=0.3, stages=[TopK(0.1)]",
+    ),
 }
 SPECIAL = list(FITS)
 for method in METHODS.values():
@@ -89,10 +94,10 @@ for method in METHODS.values():
     # one and one. In the first round no client of the first process trains, in the last round none
     # of the second, and in the second round some processes have a chunk more than others. If the
     # method needs all clients, nobody trains in one round, and a second run has only one client.
-    algorithm = f"METHODS[{method.name!r}].make(small_network(), loss=HalfSquaredError(), **TRAIN)"
+    algorithm = f"METHODS[{method.name!r}].make(small_network(), **TRAIN)"
     trace = [range(4), [], range(4)] if method.everyone else [[1], range(4), [2]]
     loop = f"trace={[list(c) for c in trace]}, clients_at_once=1"
-    FITS[method.name] = (algorithm, "small_world()", loop)
+    FITS[method.name] = (algorithm, f"small_world(classes={method.classes})", loop)
     if method.everyone:
         FITS[f"{method.name}, one client"] = (algorithm, "small_world(clients=1)", "")
 
@@ -127,8 +132,8 @@ from pfl.aggregation.privacy import AdaptiveClip, Privacy, SamplePrivacy
 from pfl.aggregation.robust import Median, NormBound
 from pfl.algorithms import SCAFFOLD, Ditto, FedAvg, FedBuff, FedSLR, LocalTrain
 from pfl.rounds.clock import Clock
+from pfl.stages.compression import TopK
 from tests.algorithms.methods import METHODS, small_network, small_world
-from models import HalfSquaredError
 
 TRAIN = dict(lr=0.2, local_epochs=2, batch_size=2)
 root = sys.argv[1]

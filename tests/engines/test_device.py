@@ -72,11 +72,11 @@ def test_every_method_gives_the_numbers_of_the_cpu(tmp_path, name):
     """Once, and then waits are counted with every sample twice: twice as many local steps."""
 
     def make():
-        loss, train = HalfSquaredError(), {"lr": 0.2, "batch_size": 1}
-        return METHODS[name].make(small_network(), loss=loss, **train)
+        return METHODS[name].make(small_network(), lr=0.2, batch_size=1)
 
-    few = on_both(tmp_path, make, small_world())
-    many = on_device_alone(tmp_path, make, small_world(2))[-1]
+    classes = METHODS[name].classes
+    few = on_both(tmp_path, make, small_world(classes=classes))
+    many = on_device_alone(tmp_path, make, small_world(2, classes=classes))[-1]
     assert few.total() > 0
     assert in_every_step(few, many) == IN_EVERY_STEP.get(name, set())
 

@@ -284,3 +284,14 @@ def test_norms_and_dropout_are_no_mixing(mix):
     state = torch.get_rng_state()
     make(network, *FEW)
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_change_their_weights_are_refused(kind):
+    """PyTorch shortens rows of the weights in the forward pass, which models in rows would lose."""
+    table = kind(5, 3, max_norm=1.0)
+    layers = [table] if kind is nn.EmbeddingBag else [table, nn.Flatten()]
+    network, inputs = nn.Sequential(*layers, nn.LazyLinear(2)), torch.zeros(4, 2).long()
+    network(inputs)
+    with refused("network: 0 is an", f"{kind.__name__} with max_norm=1.0", "give None"):
+        make(network, inputs, labels(4))

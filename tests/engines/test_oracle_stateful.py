@@ -269,3 +269,49 @@ def test_a_run_with_dropout_does_not_depend_on_chunks_or_the_global_seed(tmp_pat
         models.append(algorithm.global_model.clone())
     torch.testing.assert_close(models[0], models[1])
     torch.testing.assert_close(models[0], models[2])
+
+
+# ---- a network's own `train` --------------------------------------------------------------------
+
+
+class Frozen(nn.Module):
+    """A linear layer after BatchNorm that stays in evaluation mode, as detection networks do it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.norm.running_mean.fill_(5.0)
+        self.norm.running_var.fill_(2.0)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap"])
+@pytest.mark.parametrize("evaluate", [(), ("test",)])
+def test_a_network_s_own_train_is_asked_before_the_first_round(tmp_path, engine, evaluate):
+    """The statistics stay, and FedAvg on full batches equals plain steps of each client."""
+    torch.manual_seed(0)
+    x, y, start = torch.randn(24, 4).double(), torch.arange(24) % 2, Frozen().double()
+    method = FedAvg(copy.deepcopy(start), lr=0.1, batch_size=None, engine=engine)
+    data = owned(np.arange(24) % 4, x, y, x[:3], y[:3], protocol=SharedTest(validation=0.0))
+    run(method, data, 3, root=tmp_path, evaluate=evaluate)
+    norm = method.network.norm
+    assert norm.running_mean.tolist() == [5.0] * 4
+    assert norm.num_batches_tracked == 0
+    network = start.train()
+    for _ in range(3):
+        models = []
+        for i in range(4):
+            client = copy.deepcopy(network)
+            F.cross_entropy(client(x[i::4]), y[i::4]).backward()
+            models.append([p - 0.1 * p.grad for p in client.parameters()])
+        for parameter, *values in zip(network.parameters(), *models, strict=True):
+            parameter.data = torch.stack(values).mean(0).detach()
+    for ours, plain_one in zip(method.network.parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(ours, plain_one, rtol=0, atol=1e-12)

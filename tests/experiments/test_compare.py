@@ -14,6 +14,7 @@ from pfl.cli.main import main, parser
 from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
 from tests.cli.configurations import SMALL
+from tests.refusal import refused
 
 pytestmark = pytest.mark.usefixtures("quick_figures")  # but not in `finished`
 RUNS = {
@@ -80,7 +81,15 @@ def test_tables_and_figures_are_written(finished):
         assert [row["method"] for row in rows] == methods
         if name == "comparison.csv":
             assert "± is the standard deviation over 2 seeds." in rows[0]["notes"]
-    assert r"$\pm$ is the standard deviation" in (finished / "comparison.tex").read_text()
+    assert text.startswith("# small\n") and text.count("small") == 1
+    tex = (finished / "comparison.tex").read_text()
+    assert r"$\pm$ is the standard deviation" in tex
+    floats = tex.split(r"\end{table}")
+    assert [part.count(r"\begin{table}") for part in floats] == [1, 1, 0] and not floats[2].strip()
+    assert [part.count(r"\caption") for part in floats] == [1, 1, 0]
+    assert [part.count(r"\par\footnotesize The score is") for part in floats] == [1, 0, 0]
+    heads = next(line for line in tex.splitlines() if line.startswith("method"))
+    assert "gradients" in heads and "seconds" not in heads and "parameters" not in heads
     assert not (finished / "communication.png").exists()  # no bandwidth
 
 
@@ -219,6 +228,12 @@ def test_folders_of_finished_runs(finished, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "difference to LocalTrain" in out and "2 seeds" in out
     assert (tmp_path / "out" / "runs.csv").read_text() == (finished / "runs.csv").read_text()
+
+
+def test_the_folder_that_does_not_exist_is_named(finished, tmp_path):
+    for words in ([finished, tmp_path / "absent"], [tmp_path / "absent", finished]):
+        with refused(f"compare: {tmp_path / 'absent'}: there is no such folder"):
+            command([str(word) for word in words])
 
 
 def test_diverged_runs_and_files_of_loggers_are_recognised_in_folders(finished, tmp_path, capsys):

@@ -13,7 +13,7 @@ import pytest
 
 from pfl.cli.main import main
 from pfl.scores.runs import read_runs
-from pfl.scores.table import append
+from pfl.scores.table import append_scores
 from tests.commands import call
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -165,6 +165,34 @@ def test_another_model_can_count(folder):
     assert {row[heads.index("model")] for row in table} == {"global"}
 
 
+def test_the_last_round_and_the_best_by_validation_are_named(folder):
+    """Validation is best in round 1, whose test score is 0.123456; round 2 has twice as much."""
+    path = folder / "FedAvg" / "seed0" / "metrics.csv"
+    add_column(path, "val/global/accuracy", [0.9, 0.1])
+    page = Page(report(folder))
+    words = " ".join(" ".join(page.words).split())
+    assert "Last round: round 2, test global accuracy 0.2469." in words
+    assert "Best by validation: round 1, test global accuracy 0.1235." in words
+    heads, first = page.tables[0][:2]
+    row = dict(zip(heads, first, strict=True))
+    assert float(row["score of the last round"]) == 0.246912
+    assert (float(row["score that counts"]), float(row["round that counts"])) == (0.123456, 1)
+
+
+def test_curves_of_fine_tuned_models_have_its_gradients(folder):
+    """Five steps of fine-tuning cost 30 sample gradients, beside the 10 of each round."""
+    run = folder / "FedSLR" / "seed0"
+    add_column(run / "metrics.csv", "test/finetuned/5/accuracy", [0.5, 0.75])
+    summary = json.loads((run / "summary.json").read_text())
+    summary["finetuning_samples"] = {"5": 30}
+    (run / "summary.json").write_text(json.dumps(summary))
+    found = {t.get("name"): t for t in figures(Page(report(run)))[0]}
+    lines = [name for name in found if name]
+    axes = {kind: next(found[n] for n in lines if n.endswith(kind)) for kind in ("global", "/5")}
+    assert axes["global"]["meta"]["x"]["sample gradients"] == [10, 20]
+    assert axes["/5"]["meta"]["x"]["sample gradients"] == [40, 50]
+
+
 def test_curves_have_every_axis(folder):
     """Two rounds, of 2 MB and 10 gradients each."""
     data = figures(Page(report(folder)))[0]
@@ -231,17 +259,19 @@ def test_named_clients_have_their_names(tmp_path):
 
 
 DAMAGE: dict[str, list[str | None]] = {
-    "summary.json": ["{", "[]", "[" * 5000, '{"seed": "x"}', '{"select_by": 1}'],
+    "summary.json": ["{", "[]", '{"seed": "x"}', '{"select_by": 1}', "[" * 5000],
     "clients.csv": [
         "",
         "client\nx\n",
         "client,train_samples\n0,1\n",
         "client,train_samples\n",
+        "client\n0\n2\n1\n",  # sorted by somebody
+        "client\n0\n1\n1\n",
         None,
     ],
     "metrics.csv": ["round,a\n1,b\n", "round,a\n,1\n"],
     "config.yaml": ["a: [", "- 1", "\0", "model: 3"],
-    "outcome.json": ["[1]"],
+    "outcome.json": ["[1]", "[" * 5000],
     "client_scores.npy": ["text", "\x93NUMPY\x01\x00"],
     "local_scores.npy": ["text"],
     "collaboration.csv": ["round,client\n1,x\n", ""],
@@ -261,7 +291,7 @@ def test_a_damaged_folder_gets_one_line(tmp_path, monkeypatch, capsys, command, 
         path.write_text(json.dumps({**json.loads(path.read_text()), "seed": None, "algorithm": 0}))
     if name == "clients.csv" and "train" in str(content):  # fewer clients than in the scores
         loss = {"test/global/accuracy": np.zeros(3)}
-        append(tmp_path / "runs" / "a" / "client_scores.npy", 2, loss)
+        append_scores(tmp_path / "runs" / "a" / "client_scores.npy", 2, loss)
     path = tmp_path / "runs" / "a" / name
     path.unlink() if content is None else path.write_text(content, "latin-1")
     status, errors = main([command, "runs"]), capsys.readouterr().err

@@ -50,6 +50,39 @@ def test_rounding_to_float32_breaks_no_ties():
     assert result.difference == pytest.approx((right - also).mean() / 10, abs=1e-7)
 
 
+def test_one_client_with_a_large_loss_changes_nothing_for_the_others():
+    """All 200 clients lose less than the baseline, by .005 to .015; the last has equal scores.
+
+    Its pair is a tie, so that Wilcoxon's test has the other 199 differences; the mean difference is
+    their sum divided by 200.
+    """
+    rng = np.random.default_rng(0)
+    baseline = rng.normal(0.5, 0.02, 200)
+    method = baseline - rng.uniform(0.005, 0.015, 200)
+    for large in (0.5, 2_000.0, 100_000.0):
+        method[-1] = baseline[-1] = large
+        result = compare_pairs(method, baseline, larger_is_better=False)
+        assert (result.wins, result.ties, result.losses) == (199, 1, 0)
+        differences = (method - baseline)[:-1]
+        assert result.p == pytest.approx(stats.wilcoxon(differences).pvalue, rel=1e-3)
+        assert result.difference == pytest.approx(differences.sum() / 200, rel=1e-12)
+
+
+def test_many_close_differences_are_no_chain_of_ties():
+    """2,000 differences from 0.1 to 0.1001 have steps of 5e-8, a fifth of the rounding.
+
+    The lower half is won, the upper half lost. The ranks of the lower half sum to 1,000 * 1,001 / 2
+    = 500,500; with random signs it is 2,000 * 2,001 / 4 = 1,000,500 on average, with the standard
+    deviation sqrt(2,000 * 2,001 * 4,001 / 24) = 25,829: 19 deviations away, so that p is about
+    1e-83. A chain of ties would give all sizes one rank, and p = 1.
+    """
+    sizes = np.linspace(0.1, 0.1001, 2_000)
+    signs = np.where(np.arange(2_000) < 1_000, 1, -1)
+    result = compare_pairs(1 + signs * sizes, np.ones(2_000))
+    assert (result.wins, result.losses) == (1_000, 1_000)
+    assert result.p < 1e-70
+
+
 def test_equal_scores_have_no_p_value():
     result = compare_pairs(np.ones(4), np.ones(4))
     assert math.isnan(result.p) and result.ties == 4

@@ -7,14 +7,16 @@ import pandas
 
 from pfl import files
 from pfl.scores import table
-from pfl.scores.table import CLIENTS, ScoreTable, append
+from pfl.scores.table import CLIENTS, ScoreTable, append_scores
 from tests.refusal import refused
 
 
 def written(folder, rounds=(2, 4, 6)):
     for number in rounds:
         scores = {"test/global/loss": np.array([1.0, np.nan, 3.0]) / number}
-        append(folder / CLIENTS, number, scores | {"test/global/accuracy": np.full(3, number / 8)})
+        append_scores(
+            folder / CLIENTS, number, scores | {"test/global/accuracy": np.full(3, number / 8)}
+        )
     return ScoreTable.read(folder)
 
 
@@ -36,7 +38,7 @@ def test_half_a_record_is_left_out(tmp_path):
 
 def test_a_column_that_is_missing_is_nan_and_a_new_one_is_left_out(tmp_path):
     written(tmp_path)
-    append(
+    append_scores(
         tmp_path / CLIENTS, 8, {"test/global/loss": np.ones(3), "test/unseen/0/loss": np.ones(3)}
     )
     scores = ScoreTable.read(tmp_path)
@@ -49,7 +51,7 @@ def test_the_distribution_over_clients_by_round(tmp_path):
     """Eleven accuracies k/10 times 1/round, one client without: the worst two are 0 and 0.1."""
     values = np.append(np.arange(11) / 10, np.nan)
     for number in (1, 2):
-        append(tmp_path / CLIENTS, number, {"test/global/accuracy": values / number})
+        append_scores(tmp_path / CLIENTS, number, {"test/global/accuracy": values / number})
     numbers = ScoreTable.read(tmp_path).over_rounds("test/global/accuracy")
     for name, expected in {"q50": 0.5, "q10": 0.1, "worst10": 0.05, "best10": 0.95}.items():
         np.testing.assert_allclose(numbers[name], [expected, expected / 2], rtol=1e-6)
@@ -60,7 +62,7 @@ def test_the_distribution_over_clients_by_round(tmp_path):
 
 def test_the_worst_of_a_metric_are_the_largest_where_small_is_good(tmp_path):
     scores = {"test/global/error": np.array([0.1, 0.4]), "test/global/other": np.zeros(2)}
-    append(tmp_path / CLIENTS, 1, scores)
+    append_scores(tmp_path / CLIENTS, 1, scores)
     read, metrics = ScoreTable.read(tmp_path), {"error": False, "other": None}
     np.testing.assert_allclose(read.over_rounds("test/global/error", metrics)["worst10"], [0.4])
     assert "worst10" not in read.over_rounds("test/global/other", metrics)
@@ -71,7 +73,9 @@ def test_of_many_clients_percentiles_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "MOST_CLIENTS", 1000)
     values = np.random.default_rng(0).permutation(2001).astype(float)
     nobody = np.full(2001, np.nan)
-    append(tmp_path / CLIENTS, 1, {"test/global/loss": values, "test/global/accuracy": nobody})
+    append_scores(
+        tmp_path / CLIENTS, 1, {"test/global/loss": values, "test/global/accuracy": nobody}
+    )
     scores = ScoreTable.read(tmp_path)
     assert scores.percentiles and len(scores.rows) == 101
     np.testing.assert_allclose(scores.values("test/global/loss")[0], 20 * np.arange(101))
@@ -98,7 +102,7 @@ def test_rows_of_a_process_that_was_killed_do_not_count(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole + b"rows that no header counts")
     assert ScoreTable.read(tmp_path).rounds.tolist() == [2, 4, 6]
-    append(path, 8, {"test/global/loss": np.ones(3)})
+    append_scores(path, 8, {"test/global/loss": np.ones(3)})
     again = ScoreTable.read(tmp_path)
     assert again.rounds.tolist() == [2, 4, 6, 8] and len(path.read_bytes()) == len(whole) + 3 * 16
     np.testing.assert_array_equal(again.of(8, "test/global/loss"), np.ones(3))
@@ -128,7 +132,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "write_all", full)
     with refused(str(tmp_path / CLIENTS), "No space left"):
-        append(tmp_path / CLIENTS, 8, {"test/global/loss": np.ones(3)})
+        append_scores(tmp_path / CLIENTS, 8, {"test/global/loss": np.ones(3)})
     assert (tmp_path / CLIENTS).read_bytes() == before
 
 

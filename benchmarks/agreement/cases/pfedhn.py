@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import nn
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
@@ -17,8 +18,9 @@ class Started(pFedHN):
 
     def begin_round(self, round_index: int) -> None:
         if round_index == 0:
-            given = hypernetwork(len(self.hypernetwork))
-            self.hypernetwork.copy_(torch.from_numpy(given))
+            count = sum(values.numel() for values in self.hypernetwork.parameters())
+            given = torch.from_numpy(hypernetwork(count))
+            nn.utils.vector_to_parameters(given, self.hypernetwork.parameters())
 
 
 CASES = [

@@ -110,9 +110,9 @@ class PlacesCFL(complete_linkage(2)):  # type: ignore[misc]
             second = self._split(updates[members], torch.ones(len(members)).to(updates))
             halves = [np.flatnonzero(~second), np.flatnonzero(second)]
             new += halves if second.any() else [members]
-        self.parts, models = new, self.models.view(self.most_clusters, -1)
+        self.parts = new
         for members in new:
-            models[members] += updates[members].mean(0)
+            self.models[members] += updates[members].mean(0)
 
 
 class GivenFloco(Floco):
@@ -123,9 +123,9 @@ class GivenFloco(Floco):
     def begin_round(self, round_index: int) -> None:
         if round_index == 0:
             heads = starts(arrays()[2], self.count)[:, BODY:-CLASSES]
-            self.endpoints.copy_(torch.from_numpy(heads).ravel())
+            self.endpoints.copy_(torch.from_numpy(heads))
         if self.found is not None and round_index == self.found[0]:
-            self.centres.copy_(torch.from_numpy(self.found[1]))
+            self.centres.copy_(torch.from_numpy(self.found[1]).view_as(self.centres))
 
     def _points(self, clients: Clients, like: Tensor) -> Tensor:
         with patch(

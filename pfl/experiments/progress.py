@@ -1,0 +1,163 @@
+"""How far many runs are, read from what they write into their folders."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pfl.callbacks.progress import MINUTE, Ticker, on_terminal, time_left
+from pfl.experiments.grid import Config
+from pfl.scores.names import candidates
+from pfl.scores.runs import OUTCOME
+
+SECOND = 1.0  # between two pictures of the bar
+TAIL = 1 << 16  # bytes at the end of a table in which its latest numbers are looked for
+DEFAULT_ROUNDS = 100  # of `pfl.Trainer`
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A run that an experiment makes: its name, its folder, and its number of rounds."""
+
+    label: str
+    folder: Path
+    rounds: int
+
+    @classmethod
+    def of(cls, label: str, folder: Path, config: Config) -> Expected:
+        """Returns what is expected of the run of a configuration."""
+        trainer = config.get("trainer") or {}
+        rounds = int(trainer.get("max_epochs") or DEFAULT_ROUNDS)  # -1: something else ends it
+        return cls(label, folder, max(1, rounds))
+
+
+class Watch:
+    """Tells how far runs are: a bar on a terminal, otherwise a line a minute on the standard error.
+
+    Runs may take place in any process: `metrics.csv` and `outcome.json` in their folders tell.
+
+    Args:
+        runs: All runs.
+        before: The folders of those that have ended before.
+        metric: The score that is shown; None: the one that counts by default.
+    """
+
+    def __init__(
+        self, runs: Sequence[Expected], before: Collection[Path] = (), metric: str | None = None
+    ) -> None:
+        self.runs = runs
+        self.before = before
+        self.metric = metric
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> Watch:
+        self._begun = time.monotonic()
+        self._since = time.time()
+        self._known = sum(run.rounds for run in self.runs if run.folder in self.before)
+        total = sum(run.rounds for run in self.runs)
+        if on_terminal():
+            form = "{desc}|{bar:20}| [{elapsed}<{remaining}]{postfix}"
+            self._bar = tqdm(
+                total=total,
+                initial=self._known,
+                bar_format=form,
+                dynamic_ncols=True,
+                leave=False,
+                file=sys.stderr,
+            )
+        if self._bar is None:
+            seconds = MINUTE
+        else:
+            seconds = SECOND
+        self._ticker = Ticker(self.tell, seconds)
+        self._ticker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ticker.stop()
+        if self._bar is not None:
+            self._bar.close()
+
+    def tell(self) -> None:
+        """Shows how far the runs are."""
+        ended = 0
+        rounds = 0.0
+        latest = (0.0, "no round has ended")
+        for run in self.runs:
+            if run.folder in self.before or _changed(run.folder / OUTCOME) >= self._since:
+                ended += 1
+                rounds += run.rounds
+                continue
+            changed = _changed(run.folder / "metrics.csv")
+            if changed < self._since:
+                continue  # it has not begun
+            row = latest_numbers(run.folder / "metrics.csv")
+            rounds += min(row.get("round", 0.0), run.rounds)
+            latest = max(latest, (changed, self._words(run, row)))
+        count = f"[{ended:{len(str(len(self.runs)))}}/{len(self.runs)}]"
+        if self._bar is not None:
+            self._bar.set_description_str(count, refresh=False)
+            self._bar.set_postfix_str(latest[1], refresh=False)
+            self._bar.n = int(rounds)
+            self._bar.refresh()
+            return
+        total = sum(run.rounds for run in self.runs)
+        left = time_left(self._begun, rounds - self._known, total - self._known)
+        print(f"{count} {latest[1]}{left}", file=sys.stderr, flush=True)
+
+    def _words(self, run: Expected, row: dict[str, float]) -> str:
+        """Returns the round of a run, and its score so far."""
+        words = f"{run.label}: round {row.get('round', 0):.0f}"
+        if run.rounds > 1:
+            words += f" of {run.rounds}"
+        for split in ("val", "test"):
+            for name in candidates(row, split, self.metric)[:1]:
+                return f"{words}, {split} {name.model} {name.number} {row[str(name)]:.4f}"
+        return words
+
+
+def say(line: str) -> None:
+    """Prints a line above the bar, if there is one."""
+    if parent_process() is not None and sys.stdout.isatty():
+        sys.stdout.write("\r\x1b[K")  # the bar is the other process's
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def latest_numbers(path: Path) -> dict[str, float]:
+    """Returns the latest number of each column of a table; none if it has no rows, or is no file.
+
+    A round without an evaluation leaves its scores empty; then those of an earlier round count.
+    """
+    try:
+        with path.open("rb") as file:
+            heads = file.readline().decode()
+            first = file.tell()
+            begin = max(first, file.seek(0, 2) - TAIL)
+            file.seek(begin)
+            lines = file.read().decode().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):  # the file may be written anew meanwhile
+        return {}
+    if begin > first:
+        lines = lines[1:]  # a part of a line
+    latest: dict[str, float] = {}
+    for row in csv.DictReader([heads, *(line for line in lines if line.endswith("\n"))]):
+        with suppress(TypeError, ValueError):
+            latest |= {name: float(value) for name, value in row.items() if value}
+    return latest
+
+
+def _changed(path: Path) -> float:
+    """Returns the time of a file's last change; 0 if there is no file."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,107 @@
+"""What an experiment tells while its runs take place."""
+
+import io
+import os
+import sys
+import time
+
+import pytest
+
+from pfl.experiments import progress
+from pfl.experiments.progress import Expected, Watch, latest_numbers
+from tests.commands import call
+from tests.experiments.test_compare import comparison
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Four runs of ten rounds, of which the first has ended before."""
+    expected = [Expected.of(n, tmp_path / n, {"trainer": {"max_epochs": 10}}) for n in "ABCD"]
+    for run in expected:
+        run.folder.mkdir()
+    write(tmp_path / "A", 10)
+    (tmp_path / "A" / "outcome.json").write_text("{}")
+    os.utime(tmp_path / "A" / "outcome.json", (1, 1))
+    return expected
+
+
+def write(folder, rounds, score=0.5):
+    lines = [f"{number},{score},\n" for number in range(1, rounds + 1)]
+    head = "round,val/personalized/accuracy,test/global/accuracy\n"
+    (folder / "metrics.csv").write_text(head + "".join(lines))
+
+
+def watched(runs, terminal, monkeypatch, change):
+    """What a `Watch` has written after a change that happened while it watched."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Watch(runs, {runs[0].folder}) as watch:
+        watch._since -= 1  # the clock of files is coarse
+        watch._begun -= 600
+        change()
+        watch.tell()
+    return terminal.getvalue()
+
+
+def test_without_a_terminal_a_line_has_runs_rounds_score_and_time_left(runs, monkeypatch):
+    """B has ended, and C has been through two of its ten rounds: twelve rounds of 30 that were to
+    be made took ten minutes, so that the other 18 take 15."""
+
+    def change():
+        write(runs[1].folder, 10)
+        (runs[1].folder / "outcome.json").write_text("{}")
+        write(runs[2].folder, 2, 0.75)
+
+    line = watched(runs, io.StringIO(), monkeypatch, change)
+    score = "val personalized accuracy 0.7500"
+    assert line == f"[2/4] C: round 2 of 10, {score}, about 15 min left\n"
+
+
+def test_the_latest_of_several_runs_is_shown(runs, monkeypatch):
+    def change():
+        write(runs[2].folder, 3)
+        write(runs[3].folder, 4)
+        os.utime(runs[3].folder / "metrics.csv", (time.time() - 0.5,) * 2)
+
+    assert "[1/4] C: round 3 of 10" in watched(runs, io.StringIO(), monkeypatch, change)
+
+
+def test_before_the_first_round_nothing_is_known(runs, monkeypatch):
+    line = watched(runs, io.StringIO(), monkeypatch, lambda: None)
+    assert line == "[1/4] no round has ended\n"
+
+
+def test_a_terminal_has_a_bar(runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = watched(runs, Terminal(), monkeypatch, lambda: write(runs[1].folder, 5))
+    last = shown.split("\r")
+    assert any("[1/4]|" in part and "B: round 5 of 10, val personal" in part for part in last)
+
+
+def test_the_latest_numbers_are_those_of_whole_lines(tmp_path):
+    """Round 2 was not evaluated, so that the score is that of round 1."""
+    path = tmp_path / "metrics.csv"
+    assert latest_numbers(path) == {}
+    path.write_text("round,a,b\n")
+    assert latest_numbers(path) == {}
+    path.write_text("round,a,b\n1,0.5,3\n2,0.25,\n3,0.1")
+    assert latest_numbers(path) == {"round": 2, "a": 0.25, "b": 3}
+    path.write_text("round,a\n" + "".join(f"{n},{n / 2}\n" for n in range(1, 20_001)))
+    assert path.stat().st_size > progress.TAIL
+    assert latest_numbers(path) == {"round": 20_000, "a": 10_000}
+
+
+@pytest.mark.usefixtures("quick_figures")
+def test_a_comparison_in_a_log_file_is_not_silent(tmp_path, monkeypatch):
+    """`call` has no terminal; a minute lasts 5 ms here."""
+    monkeypatch.setattr(progress, "MINUTE", 0.005)
+    path = comparison(tmp_path, seeds=1)
+    status, out, err = call("compare", path, "--out", tmp_path / "out", "--jobs", "1")
+    assert status == 0 and "[1/" in out
+    lines = [line for line in err.splitlines() if ": round " in line]
+    assert lines and all(line.startswith("[") and " accuracy " in line for line in lines)

@@ -10,7 +10,7 @@ from torch import nn
 from models import HalfSquaredError
 from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, FedSpa
-from pfl.algorithms.fedspa import packed, spread, unpacked
+from pfl.algorithms.fedspa import bits_of, packed, spread
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.methods import normalized_network, small_network, small_world
 from tests.problems import History, least_squares, quiet, scalar_problem
@@ -77,7 +77,7 @@ def test_rounds_equal_the_numpy_loop(watch, problem, settings):
         history.rounds, slow(problem, first, TRACE, steps=steps, lr=0.2, **rates), strict=True
     ):
         np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-12)
-        masks.append(unpacked(torch.from_numpy(row["mask"]), 8).numpy())
+        masks.append(bits_of(torch.from_numpy(row["mask"]), 8).numpy())
         np.testing.assert_array_equal(masks[-1], mask)
         assert (masks[-1].sum(1) == 5).all() and (masks[-1][:, 6:] == 1).all()
     assert any((mask != first).any() for mask in masks), "no mask has changed"
@@ -92,7 +92,7 @@ def test_a_client_without_samples_keeps_its_mask(watch, problem):
     data = reference.with_an_idle_client(problem)
     history = watch(sparse, data, 1, trace=[[0, 1, 2, 3]])
     first = sparse.initial_mask().numpy()
-    masks = unpacked(torch.from_numpy(history["mask"][0]), 8).numpy()
+    masks = bits_of(torch.from_numpy(history["mask"][0]), 8).numpy()
     assert (masks != first).any(1).tolist() == [True, True, True, False]
     (w, _) = next(slow(problem, first, [[0, 1, 2]], steps=1, lr=0.2))
     np.testing.assert_allclose(history["w"][0] - START, 3 / 4 * (w - START), rtol=0, atol=1e-12)
@@ -107,7 +107,7 @@ def test_the_density_is_exact_in_every_layer_after_every_round(tmp_path):
     trainer = quiet(tmp_path, 3, history, precision="64-true")
     trainer.fit(method, datamodule=FederatedLoop(small_world()))
     for row in history.rounds:
-        masks = unpacked(torch.from_numpy(row["mask"]), method.space.size)
+        masks = bits_of(torch.from_numpy(row["mask"]), method.space.size)
         assert (masks.sum(1) == int(0.6 * method.space.size)).all()
         for layer, count in zip(method.prunable, method.counts, strict=True):
             assert (masks[:, layer.span].sum(1) == count).all()
@@ -161,7 +161,7 @@ def test_masks_are_packed_without_loss():
     numbers = packed(mask)
     assert numbers.shape == (50, 2)
     assert torch.equal(numbers.bfloat16().float(), numbers)
-    assert torch.equal(unpacked(numbers.bfloat16(), 13).float(), mask)
+    assert torch.equal(bits_of(numbers.bfloat16(), 13).float(), mask)
 
 
 def test_the_only_weight_stays(fit):

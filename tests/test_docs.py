@@ -24,6 +24,8 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl.cli import main
 from pfl.method import FederatedAlgorithm
+from pfl.method.checked import SIDES
+from pfl.method.hooks import Method
 from tests.commands import QUICKSTART, call, finish, table
 from tests.problems import run
 
@@ -36,11 +38,15 @@ def python_blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
 
 
-METHODS = {block.split()[1]: block for block in python_blocks("docs/add-a-method.md")}
+METHODS = {
+    block.split()[1]: block
+    for document in ("docs/add-a-method.md", "docs/debug-a-method.md")
+    for block in python_blocks(document)
+}
 
 
 def load(name: str, folder: Path, monkeypatch) -> ModuleType:
-    """A block of docs/add-a-method.md, saved under its name in a folder and imported from there."""
+    """A block of the pages for authors of methods, saved in a folder and imported from there."""
     (folder / name).write_text(METHODS[name])
     forget(Path(name).stem, folder, monkeypatch)
     return importlib.import_module(Path(name).stem)
@@ -88,6 +94,19 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path):
     assert saved["federated"]["clients"]["h"]["parts"][0]["rows"].shape[1] == head
     assert saved["federated"]["parameters"] == body + head
     assert "personalized" in out
+
+
+@pytest.mark.cli
+def test_the_comparison_of_add_a_method_has_both_methods(tmp_path):
+    """With one seed and one round, and in another process, as above."""
+    text = (ROOT / "docs" / "add-a-method.md").read_text()
+    (block,) = re.findall(r"```yaml\n# mine.yaml\n(.*?)```", text, re.S)
+    (tmp_path / "mine.yaml").write_text(block.replace("seeds: 3", "seeds: 1"))
+    (tmp_path / "fedper.py").write_text(METHODS["fedper.py"])
+    change = ("--change", "trainer.max_epochs=1")
+    finish("-m", "pfl", "compare", "mine.yaml", *change, cwd=tmp_path)
+    rows = table(tmp_path / "runs/compare/mine/comparison.csv")
+    assert [row["method"] for row in rows] == ["FedAvg", "mine"]
 
 
 @pytest.mark.cli
@@ -199,6 +218,13 @@ def test_the_reference_of_the_data_has_all_public_names():
     package = griffe.load("pfl", search_paths=[ROOT], extensions=extensions, submodules=True)
     assert set(package["datamodules"].exports) == set(datamodules.__all__)
     assert set(package["models"].exports) == set(models.__all__)
+
+
+def test_the_reference_of_methods_has_all_hooks():
+    page = (ROOT / "docs" / "reference" / "method.md").read_text()
+    assert "\n::: pfl.method.hooks.Method\n" in page
+    assert SIDES.keys() <= vars(Method).keys()
+    assert not vars(FederatedAlgorithm).keys() & SIDES.keys()
 
 
 def test_formulas_of_docstrings_are_typeset():
@@ -423,7 +449,7 @@ def test_a_method_of_add_a_method_does_not_depend_on_chunks(name, tmp_path, monk
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
-def test_the_test_of_add_a_method_passes(tmp_path, monkeypatch):
+def test_the_test_of_debug_a_method_passes(tmp_path, monkeypatch):
     load("test_fedprox.py", tmp_path, monkeypatch).test_one_round_equals_numpy(tmp_path)
 
 

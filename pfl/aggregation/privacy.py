@@ -26,6 +26,8 @@ from pfl.errors import ConfigError
 from pfl.randomness import DrawKey
 
 BELOW = "below"  # among the sums: how many clients' norms were below the clip
+LARGE_DELTA = 0.01
+"""Above this δ an ε says little: with about this probability a run may reveal more than ε."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Privacy:
         noise_multiplier: z; the noise on the sum has the standard deviation z C in every value.
             None: the smallest one with which the run's last round ends within `epsilon`.
         epsilon: The budget ε. With `noise_multiplier` the run ends before it is passed.
-        delta: δ; None: M^-1.1 for the M clients that train.
+        delta: δ; None: M^-1.1 for the M clients that train, which is too large for a few clients
+            (0.14 for six).
         adaptive: A clip that follows the clients' norms; None: it stays.
         bands: b. 1: the noise of every round is independent. More: banded matrix factorization, in
             which the noise of a round takes back a part of that of the rounds before, so that sums
@@ -310,6 +313,15 @@ class PrivateMean:
             epsilon = self.accountant.epsilon(rounds)
         return {"privacy/epsilon": epsilon, "privacy/clip": self.clip}
 
+    def doubt(self) -> str:
+        """Returns in words that δ is too large for ε to say much; nothing if it is not."""
+        if self.privacy.reproducible or self.accountant.delta <= LARGE_DELTA:
+            return ""
+        return (
+            f"so large that epsilon says little (give loop.privacy.delta a value far below 1 / "
+            f"{self.accountant.population}, such as 1e-5)"
+        )
+
     def describe(self) -> str:
         """Returns in words what is private against whom, and what is not."""
         if self.privacy.reproducible:
@@ -317,8 +329,11 @@ class PrivateMean:
                 f"reproducible: the noise follows from the seed, and nothing is private; noise "
                 f"multiplier {self.noise_multiplier:.4g}"
             )
+        delta = f"delta {self.accountant.delta:.2g}"
+        if self.doubt():
+            delta += f", which is {self.doubt()}"
         return (
-            f"delta {self.accountant.delta:.2g}, {self.accountant.describe()}, noise multiplier "
+            f"{delta}, {self.accountant.describe()}, noise multiplier "
             f"{self.noise_multiplier:.4g}; protects a client against the other clients and all who "
             f"see the global model, not against the server; scores, losses and tables are not "
             f"private"

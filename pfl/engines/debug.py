@@ -28,7 +28,7 @@ class DebugEngine(SequentialEngine):
     - The first value that is not finite is reported where it arises: in the model before a
       gradient, in a layer's output, in the loss, or in the gradient of a parameter.
     - In the first round some clients train together and alone, with the same result.
-    - A client's code that reads what only the server has is refused (`pfl.method.sides`).
+    - A client's code that reads what only the server has is refused (`pfl.method.checked`).
     - Changes in place that would leak to other clients are errors: of the received model, the
       global model, the server's states, or the clients' ids.
     """

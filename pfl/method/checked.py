@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor
@@ -96,9 +96,17 @@ def checked(method: M, *, strict: bool) -> M:
     return cast(M, view)
 
 
-@cache
 def _checking_class(kind: type, strict: bool) -> type:
-    """Returns a subclass that looks like the class and checks what its objects do."""
+    """Returns a subclass that looks like the class and checks what its objects do.
+
+    The class itself has it, once it was made: a table of them would keep classes alive that a
+    notebook has defined anew, and the command line would find two of one name.
+    """
+    place = "__checked__"
+    if strict:
+        place = "__checked_strictly__"
+    if place in vars(kind):
+        return vars(kind)[place]
 
     class Checked(kind):
         def __getattribute__(self, name: str) -> Any:
@@ -119,6 +127,7 @@ def _checking_class(kind: type, strict: bool) -> type:
     # Its qualified name stays that of a local class, which the command line does not offer.
     Checked.__name__ = kind.__name__
     Checked.__module__ = kind.__module__
+    setattr(kind, place, Checked)
     return Checked
 
 

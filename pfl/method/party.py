@@ -43,7 +43,7 @@ class Party:
 
     The new states of a round are pending until the server's next task, which has the number of the
     last round whose message was counted; the states of any other round are forgotten. The server's
-    half is `Round`.
+    half is `pfl.method.round.run_round`.
 
     Args:
         method: A method with the same arguments as the server's; its server states are not read.

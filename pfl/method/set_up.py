@@ -150,6 +150,12 @@ def share_secret(loop: FederatedLoop) -> None:
         loop.take_secret(Secret(gather(loop.secret.key)[0]))
 
 
+def tell_doubt(private: PrivateMean | None) -> None:
+    """Says in one line where the δ of a private run is so large that its ε says little."""
+    if private is not None and private.doubt():
+        rank_zero_info(f"loop.privacy.delta: {private.accountant.delta:.2g} is {private.doubt()}")
+
+
 def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int | None:
     """Returns the number of rounds after which a private run must end; None: where it would anyway.
 

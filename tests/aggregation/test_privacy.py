@@ -417,6 +417,34 @@ def test_the_noise_follows_from_a_budget_and_a_budget_ends_a_run(fit):
         fit(ends, small_world(), 6, privacy=private(epsilon=0.1), **loop)
 
 
+def test_a_delta_that_is_too_large_is_told(fit, caplog):
+    """Without one it is M^-1.1 for M clients: 4^-1.1 = exp(-1.1 log 4) = 0.22."""
+    line = (
+        "loop.privacy.delta: {} is so large that epsilon says little (give loop.privacy.delta a "
+        "value far below 1 / 4, such as 1e-5)"
+    )
+    assert round(math.exp(-1.1 * math.log(4)), 2) == 0.22
+
+    def told(**arguments):
+        """The lines about δ of a run of a round, and what it says of its privacy."""
+        caplog.clear()
+        algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+        with caplog.at_level("INFO"):
+            fit(algorithm, small_world(), 1, privacy=private(**arguments), evaluate=())
+        lines = [m for m in caplog.messages if m.startswith("loop.privacy.delta")]
+        return lines, algorithm.run.private.describe()
+
+    lines, words = told(reproducible=False)
+    assert lines == [line.format("0.22")]
+    assert words.startswith(f"delta 0.22, which is {line.partition(' is ')[2]}, one client more")
+    lines, _ = told(reproducible=False, delta=0.02)
+    assert lines == [line.format("0.02")]
+    lines, words = told(reproducible=False, delta=0.01)
+    assert lines == [] and words.startswith("delta 0.01, one client more")
+    lines, words = told()  # where nothing is private, δ means nothing
+    assert lines == [] and words.startswith("reproducible: ")
+
+
 # ---- noise over rounds --------------------------------------------------------------------------
 
 

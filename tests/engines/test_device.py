@@ -175,15 +175,15 @@ def test_a_device_that_does_not_hold_what_clients_remember(tmp_path):
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            load = self.states.load
+            read = self.states.read
 
             def short(clients):
                 self.attached.append(len(clients))
                 if self.device == DEVICE and len(clients) > 2:
                     raise torch.OutOfMemoryError("CUDA out of memory")
-                load(clients)
+                read(clients)
 
-            self.states.load = short
+            self.states.read = short
 
     with pytest.warns(UserWarning, match="does not hold"):
         data = DigitsDataModule(None, Sizes([40] * 7))

@@ -1,5 +1,8 @@
 """What a client's code may read, and what the server's may; with the name of what was read."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -104,3 +107,17 @@ def test_the_server_cannot_read_a_client_s_states(tmp_path, name):
     }
     with refused(f"Reader.begin_round reads self.{name}", "keep_messages"):
         train(tmp_path, on_server=reads[name])
+
+
+def test_a_class_that_was_checked_is_not_kept_alive(tmp_path):
+    """The command line would find it beside a class of the same name that was defined later."""
+    problem = least_squares((4, 3, 5))
+
+    def trained():
+        kind = type("Own", (FedAvg,), {})
+        run(kind(problem.network(), lr=0.1), problem, 1, root=tmp_path)
+        return weakref.ref(kind)
+
+    own = trained()
+    gc.collect()
+    assert own() is None

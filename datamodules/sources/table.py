@@ -65,6 +65,9 @@ class TableDataModule(FederatedDataModule):
         target_kind: What the target column holds. "classes": floating numbers are classes, too,
             and 2.0 is the class 2. "numbers": whole numbers are the values of a regression, or
             labels 0 and 1 for one output. None decides as above.
+        class_names: The names of all classes, in the order of their numbers, for a file in which a
+            class may be missing, such as that of one hospital of several. None: the classes that
+            are in the file, in ascending order.
 
     Example:
         >>> import tempfile, pathlib
@@ -83,9 +86,17 @@ class TableDataModule(FederatedDataModule):
         client_column: str | None = None,
         test_file: str | os.PathLike | None = None,
         target_kind: Literal["classes", "numbers"] | None = None,
+        class_names: list[str | int] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.given_classes: list[str] | None = None
+        if class_names is not None:
+            self.given_classes = [str(name) for name in class_names]
+            differ = 0 < len(class_names) == len({*self.given_classes})
+            expected = "a list of different names, of targets that are classes"
+            holds = differ and target_kind != "numbers"
+            require("TableDataModule.class_names", class_names, holds, expected)
         self.file = Path(file).expanduser()
         self.target_column = target_column
         self.client_column = client_column
@@ -135,6 +146,13 @@ class TableDataModule(FederatedDataModule):
         train, test = train_and_test(inputs, targets, num_train)
         return Loaded(train, test, ids, columns, names)
 
+    @property
+    def num_classes(self) -> int | None:
+        """K, the number of `class_names` that were given, or the largest integer target plus one."""
+        if self.given_classes is not None:
+            return len(self.given_classes)
+        return super().num_classes
+
     def _targets(self, tables: Sequence[_Table]) -> tuple[np.ndarray, list[str] | None]:
         """Returns numbered classes, int64, and their names; or floating targets as float32."""
         key = "target_column"
@@ -149,10 +167,19 @@ class TableDataModule(FederatedDataModule):
                 targets = _whole(targets)
         else:
             targets = self._column(tables, key, name, targets_of)
-            if targets.dtype.kind == "f":
+            if targets.dtype.kind == "f" and self.given_classes is None:
                 return targets.astype(np.float32), None
-        names, labels = np.unique(targets, return_inverse=True)
-        return labels.astype(np.int64), [str(name) for name in names]
+        found, labels = np.unique(targets, return_inverse=True)
+        names = [str(name) for name in found]
+        if self.given_classes is None:
+            return labels.astype(np.int64), names
+        given = self.given_classes
+        for one in names:
+            expected = f"one of class_names, which are {', '.join(given)}"
+            key = f"TableDataModule.target_column: a class of the column {name!r}"
+            require(key, one, one in given, expected)
+        numbers = np.array([given.index(one) for one in names], np.int64)
+        return numbers[labels], given
 
     def _inputs(self, table: _Table, features: Sequence[str]) -> np.ndarray:
         """Returns the columns of the inputs side by side, float32 [N, F]."""

@@ -248,8 +248,11 @@ def node(given: argparse.Namespace) -> None:
     from pfl.deploy.app import read_node
 
     worker, address = read_node(given.config, given.client)
-    print(f"party {worker.client}: ready at {address}", flush=True)
-    worker.serve(address)
+
+    def tell() -> None:
+        print(f"party {worker.client}: ready at {address}", flush=True)
+
+    worker.serve(address, tell)
 
 
 # ---- options -------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
+import inspect
+import pydoc
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from pfl import files
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import read
 from pfl.configuration.messages import quiet
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import check_whole, require
+from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
-from pfl.deploy.data import OwnSamples
-from pfl.deploy.server import Parties, Server
+from pfl.deploy.data import NAMES, OwnSamples, own_statistics, told_names, unlike
+from pfl.deploy.server import Parties, Server, check_callback, check_run
 from pfl.deploy.wire import LIMIT
-from pfl.deploy.worker import Worker
+from pfl.deploy.worker import Worker, private_folder
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.method.party import Party
@@ -32,18 +34,51 @@ from pfl.rounds.loop import FederatedLoop
 
 PRECISIONS = {None: torch.float32, "32-true": torch.float32, "64-true": torch.float64}
 APP = Path(__file__).parent / "flower_app"
+CONFIG_TOML = ".flwr/config.toml"
 NODE = ("app", "client", "data", "folder", "socket", "share_sizes", "message_limit")
 
 
 class _Deployed(CheckCLI):
-    """The method, the data and the loop of a configuration, and its text."""
+    """The method, the data and the loop of a configuration, and its text.
+
+    Args:
+        words: The words of `pfl fit`.
+        folder: Where relative paths of the data module begin.
+    """
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self.folder = folder
+        super().__init__(words)
 
     def instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        _begin_paths(config.data, self.folder)
         config, text = self.seeded_config()
         self.values: dict[str, Any] = yaml.safe_load(text)
         parts = Namespace(model=config.model, data=config.data, loop=config.loop)
         built = self.subcommand_parser.instantiate(parts)
-        self.method, self.data, self.options = built.model, built.data, vars(built.loop)
+        self.method = built.model
+        self.data = built.data
+        self.options = vars(built.loop)
+
+
+def _begin_paths(part: Any, folder: Path) -> None:
+    """Makes arguments of a class that are declared as paths absolute, and those of its parts."""
+    if not isinstance(part, Namespace):
+        return
+    arguments = part.get("init_args")
+    if arguments is None:
+        return
+    paths = set()
+    for kind in inspect.getmro(pydoc.locate(part.class_path)):  # type: ignore[arg-type]
+        own = vars(kind).get("__init__", object.__init__)
+        for name, parameter in inspect.signature(own).parameters.items():
+            if "PathLike" in str(parameter.annotation):
+                paths.add(name)
+    for name, value in vars(arguments).items():
+        if name in paths and isinstance(value, str):
+            arguments[name] = str(folder.absolute() / Path(value).expanduser())
+        _begin_paths(value, folder)
 
 
 def write_app(words: list[str], out: Path) -> int:
@@ -51,34 +86,53 @@ def write_app(words: list[str], out: Path) -> int:
 
     Args:
         words: The words of `pfl fit`.
-        out: The folder of the app.
+        out: The folder of the app: a new one, an empty one, or one that this has written before.
 
     Raises:
-        ConfigError: The run cannot be one of parties.
+        ConfigError: The run cannot be one of parties, or a file would be lost.
     """
-    built = _Deployed(["fit", *words])
-    loop, values = FederatedLoop(built.data, **built.options), built.values
+    built = _Deployed(["fit", *words], Path.cwd())
+    values = built.values
+    name = values["trainer"]["name"]
+    require("trainer.name", name, name.isprintable(), "a name within the runs folder")
     _dtype(values)
-    parties = loop.datamodule.num_clients
-    arguments = {"num_clients": parties, "seed": loop.seed}
+    data = built.data
+    lacking = own_statistics(data)
+    loop = FederatedLoop(data, **built.options)
+    check_run(built.method, loop)
+    for callback in values["trainer"].get("callbacks") or ():
+        check_callback(pydoc.locate(callback["class_path"]))  # type: ignore[arg-type]
+    data.prepare_data()
+    data.setup()
+    for place in lacking:
+        found = data.transforms.transforms[place]
+        std = [value or 1.0 for value in found.std]  # a constant channel is divided by 1
+        raise ConfigError(
+            f"data.transforms: {type(found).__name__} has no numbers, and each party would take "
+            f"those of its own samples; give them in the run's file, such as those of this data "
+            f"set: mean: {found.mean}, std: {std}"
+        )
+    parties = data.num_clients
+    arguments = {"num_clients": parties, "seed": loop.seed, **told_names(data)}
     server = {"class_path": "pfl.deploy.data.RemoteData", "init_args": arguments}
+    words_of_app = {
+        "NAME": toml_text(name),
+        "RUNS": toml_text(str(Path("runs").resolve())),
+        "PARTIES": str(parties),
+        "VERSION": pfl.__version__,
+    }
     contents = {
         "run.yaml": _yaml({key: part for key, part in values.items() if key != "data"}),
         "data.yaml": _yaml({"data": values["data"]}),
         "server.yaml": _yaml({"data": server}),
     }
-    place = {"NAME": values["trainer"]["name"], "RUNS": str(Path("runs").resolve())}
-    place |= {"PARTIES": str(parties), "VERSION": pfl.__version__}
     for path in sorted(APP.iterdir()):
-        text = path.read_text()
-        for name, value in place.items():
-            text = text.replace(f"@{name}@", value)
-        contents[path.name.removesuffix(".txt")] = text
-    files.make_folder(out, "deploy: --out")
-    for name, text in contents.items():
-        files.write(out / name, text)
-    (out / ".flwr").mkdir(exist_ok=True)
-    shutil.move(out / "config.toml", out / ".flwr" / "config.toml")
+        text = re.sub("@([A-Z]+)@", lambda found: words_of_app[found[1]], path.read_text())
+        file = path.name.removesuffix(".txt")
+        if file == "config.toml":
+            file = CONFIG_TOML
+        contents[file] = text
+    write_folder(out, contents)
     return parties
 
 
@@ -89,9 +143,11 @@ def _yaml(values: dict[str, Any]) -> str:
 def _dtype(values: Mapping[str, Any]) -> torch.dtype:
     """Returns the dtype of the models of a run."""
     precision = values["trainer"].get("precision")
-    if str(precision or "32-true") not in PRECISIONS:
+    if precision is not None:
+        precision = str(precision)
+    if precision not in PRECISIONS:
         raise ConfigError(f"trainer.precision: {precision}; parties take 32-true or 64-true")
-    return PRECISIONS[precision and str(precision)]
+    return PRECISIONS[precision]
 
 
 def agreement(values: Mapping[str, Any], server: Mapping[str, Any], network: Any) -> dict[str, Any]:
@@ -116,7 +172,7 @@ def agreement(values: Mapping[str, Any], server: Mapping[str, Any], network: Any
 def _flat(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict) and tree:
         for key, part in tree.items():
-            yield from _flat(part, f"{path}.{key}" if path else str(key))
+            yield from _flat(part, f"{path}.{key}".removeprefix("."))
     else:
         yield path, tree
 
@@ -128,18 +184,23 @@ class _ServerCLI(FederatedCLI):
     """`pfl fit` of a server that reaches its clients through a channel."""
 
     def __init__(self, channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
-        self.channel, self.app, self.options = channel, app, options
+        self.channel = channel
+        self.app = app
+        self.options = options
         words = ["fit", "--config", str(app / "run.yaml"), "--config", str(app / "server.yaml")]
         words += ["--ckpt_path", "auto", f"--trainer.name={options['name']}"]
         super().__init__([*words, f"--trainer.default_root_dir={options['runs']}"])
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
-        values, server = read(self.app / "run.yaml"), read(self.app / "server.yaml")
-        loop, options = self.datamodule, self.options
+        values = read(self.app / "run.yaml")
+        server = read(self.app / "server.yaml")
+        loop = self.datamodule
         agreed = agreement(values, server, self.model.network)
-        limits = float(options["timeout"]), int(options["parties"])
-        parties = Parties(self.channel, agreed, loop.num_clients, *limits)
+        timeout = _number("timeout", self.options["timeout"])
+        enough = check_whole("parties", self.options["parties"])
+        require("parties", enough, enough <= loop.num_clients, f"at most {loop.num_clients}")
+        parties = Parties(self.channel, agreed, loop.num_clients, timeout, enough)
         Server(parties).join(self.trainer, self.model, loop)
 
 
@@ -161,6 +222,13 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
         raise
 
 
+def _number(key: str, value: Any) -> float:
+    """Returns a positive number; text, as of a number in quotes, is none."""
+    holds = type(value) in (int, float) and 0 < value < float("inf")
+    require(key, value, holds, "a positive number of seconds")
+    return float(value)
+
+
 # ---- a party ------------------------------------------------------------------------------------
 
 
@@ -172,50 +240,84 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
         client: The number of the party; None: that of the file.
 
     Raises:
-        ConfigError: A key is missing, unknown, or has an impossible value.
+        ConfigError: A key is missing, unknown, or has an impossible value; or the party's samples
+            are not described as those of the run.
     """
-    given: Any = read(path) if path.is_file() else None
-    if not isinstance(given, dict):
-        raise ConfigError(f"node: --config: {path} is not a YAML file with keys: {', '.join(NODE)}")
-    if unknown := given.keys() - {*NODE}:
-        raise ConfigError(f"{path}: {min(unknown)}: the keys are {', '.join(NODE)}")
-    defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
-    given = {**defaults, **given}
-    client = given.get("client") if client is None else client
+    given = _read_options(path)
+    if client is None:
+        client = given.get("client")
     require("client", client, type(client) is int and client >= 0, "the number of the party")
     assert client is not None
-    app, folder = (path.parent / str(given[key]) for key in ("app", "folder"))
+    app = path.parent / given["app"]
+    folder = path.parent / given["folder"]
+    socket = path.parent / given.get("socket", f"{given['folder']}/{client}.sock")
     for name in ("run.yaml", "server.yaml"):
         if not (app / name).is_file():
             raise ConfigError(f"{path}: app: {app} has no {name}; give what pfl deploy has written")
-    values, server = read(app / "run.yaml"), read(app / "server.yaml")
-    count, seed = (server["data"]["init_args"][key] for key in ("num_clients", "seed"))
+    values = read(app / "run.yaml")
+    server = read(app / "server.yaml")
+    shared = server["data"]["init_args"]
     dtype = _dtype(values)
 
-    @contextmanager
-    def data_file() -> Iterator[str]:
-        if given.get("data") is None:
-            yield str(app / "data.yaml")
-            return
-        with tempfile.TemporaryDirectory() as temporary:
-            (Path(temporary) / "data.yaml").write_text(_yaml({"data": given["data"]}))
-            yield str(Path(temporary) / "data.yaml")
-
     def build(classes: int | None) -> Party:
-        with data_file() as file:
-            cli = _Deployed(["fit", "--config", str(app / "run.yaml"), "--config", file])
-        data = OwnSamples(cli.data, client, count, seed)
+        cli = _read_run(path, app, given.get("data"))
+        names = shared.get("class_names")
+        data = OwnSamples(cli.data, client, shared["num_clients"], shared["seed"], names)
         data.setup()
         data.classes = classes
         # Whom weighted sampling draws depends on the sizes of all parties, and is the server's.
-        loop = FederatedLoop(data, **cli.options | {"sampling": "uniform", "seed": seed})
+        options = cli.options | {"sampling": "uniform", "seed": shared["seed"]}
+        loop = FederatedLoop(data, **options)
         return Party(cli.method, loop, client, values["trainer"]["max_epochs"], dtype)
 
     party = build(None)  # refuses samples that the network does not take
     data = party.loop.datamodule
     assert isinstance(data, OwnSamples)
-    files.make_folder(folder, f"{path}: folder")
-    sizes, limit = bool(given["share_sizes"]), int(given["message_limit"])
-    agreed, facts = agreement(values, server, party.method.network), data.facts(sizes=sizes)
-    worker = Worker(client, agreed, facts, build, folder, sizes, limit)
-    return worker, path.parent / str(given.get("socket", f"{given['folder']}/{client}.sock"))
+    facts = data.facts(sizes=given["share_sizes"])
+    for key in NAMES:
+        if shared.get(key) is not None:
+            line = unlike(key, facts[key], f"party {client}", shared[key], "the run")
+            if line is not None:
+                raise ConfigError(f"{path}: data: {line}")
+    with files.run_folder_errors(folder, f"{path}: folder"):
+        private_folder(folder)
+    agreed = agreement(values, server, party.method.network)
+    limit = given["message_limit"]
+    return Worker(client, agreed, facts, build, folder, given["share_sizes"], limit), socket
+
+
+def _read_options(path: Path) -> dict[str, Any]:
+    """Returns the options in a party's file, with defaults for those that are not there."""
+    given: Any = None
+    if path.is_file():
+        given = read(path)
+    if not isinstance(given, dict):
+        raise ConfigError(f"node: --config: {path} is not a YAML file with keys: {', '.join(NODE)}")
+    if unknown := given.keys() - {*NODE}:
+        raise ConfigError(f"{path}: {min(unknown)}: the keys are {', '.join(NODE)}")
+    defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
+    given = defaults | given
+    for key in ("app", "folder", "socket"):
+        holds = key not in given or isinstance(given[key], str)
+        require(f"{path}: {key}", given.get(key), holds, "a path")
+    sizes = given["share_sizes"]
+    require(f"{path}: share_sizes", sizes, isinstance(sizes, bool), "true or false")
+    check_whole(f"{path}: message_limit", given["message_limit"])
+    return given
+
+
+def _read_run(path: Path, app: Path, data: Any) -> _Deployed:
+    """Returns the method, the options of the loop, and the data of a party.
+
+    Args:
+        path: The party's file, at which the paths of `data` begin.
+        app: The folder of the app.
+        data: The party's own data module; None: that of the app.
+    """
+    words = ["fit", "--config", str(app / "run.yaml")]
+    if data is None:
+        return _Deployed([*words, "--config", str(app / "data.yaml")], app)
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "data.yaml"
+        file.write_text(_yaml({"data": data}))
+        return _Deployed([*words, "--config", str(file)], path.parent)

@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from pfl.datamodules import FederatedDataModule
+from pfl.datamodules import FederatedDataModule, Normalize, TableDataModule
 from pfl.datamodules.errors import require
 from pfl.datamodules.partitions.index_arrays import IndexArrays, Ragged
 from pfl.datamodules.partitions.partition import Partition
 from pfl.datamodules.samples.loaded import Loaded
 from pfl.datamodules.samples.samples import TensorSamples
 from pfl.errors import ConfigError
+
+NAMES = ("class_names", "feature_names", "transforms")
+"""The facts about samples that give numbers their meaning: they are the same at all parties."""
+
+
+def told_names(data: FederatedDataModule) -> dict[str, list[str] | None]:
+    """Returns the names of classes and of columns, and the transforms with their numbers as text.
+
+    Args:
+        data: A data module that is set up.
+    """
+    # A module may have the address of an object in its text, which differs by process.
+    changes = [re.sub(" at 0x[0-9a-f]+", "", repr(one)) for one in data.transforms.transforms]
+    return {
+        "class_names": data.class_names,
+        "feature_names": data.feature_names,
+        "transforms": changes,
+    }
+
+
+def own_statistics(data: FederatedDataModule) -> list[int]:
+    """Returns which transforms would take their numbers from the samples.
+
+    Args:
+        data: A data module that is not set up yet.
+    """
+    places = []
+    for place, transform in enumerate(data._transforms.transforms):
+        if isinstance(transform, Normalize) and transform.mean is None:
+            places.append(place)
+    return places
+
+
+def unlike(key: str, one: Any, whose: str, other: Any, others: str) -> str | None:
+    """Returns in one line in what two descriptions of samples differ; None if they are equal.
+
+    Args:
+        key: The name of the fact.
+        one: The fact at a party.
+        whose: Words for this party.
+        other: The fact at another party, or in the run's file.
+        others: Words for where that is.
+    """
+    if one == other:
+        return None
+    return f"{key}: {whose} has {one}, and {others} has {other}; all parties must have the same"
 
 
 class OwnSamples(FederatedDataModule):
@@ -27,25 +74,45 @@ class OwnSamples(FederatedDataModule):
         client: The party's number.
         num_clients: The number of parties.
         seed: The seed of the run.
+        class_names: The names of the run's classes, in order. A table whose own data module has
+            no list of classes takes this one, since a party's file may lack a class.
     """
 
-    def __init__(self, own: FederatedDataModule, client: int, num_clients: int, seed: int) -> None:
+    def __init__(
+        self,
+        own: FederatedDataModule,
+        client: int,
+        num_clients: int,
+        seed: int,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
         require("client", client, 0 <= client < num_clients, f"from 0 to {num_clients - 1}")
-        self.own, self.client_id = own, client
+        self.own = own
+        self.client_id = client
         self.classes: int | None = None
+        if isinstance(own, TableDataModule) and own.given_classes is None and class_names:
+            own.given_classes = list(class_names)
 
     def load(self) -> Loaded:
         return self.own.load()
 
     def setup(self, stage: str | None = None) -> None:
-        own, count = self.own, self.num_clients
         if self._partition is not None:
             return
+        own = self.own
+        count = self.num_clients
+        if own_statistics(own):
+            raise ConfigError(
+                "data.transforms: Normalize has no numbers, and those of one party's samples mean "
+                "something else than those of another's; give mean and std as the run has them"
+            )
         own.prepare_data()
         own.setup(stage)
         require("data.num_clients", own.num_clients, own.num_clients in (1, count), f"1 or {count}")
-        mine = 0 if own.num_clients == 1 else self.client_id
+        mine = self.client_id
+        if own.num_clients == 1:
+            mine = 0
         if not len(own.partition.train[mine]):
             raise ConfigError(f"data: party {self.client_id} has no samples to train with")
         parts = []
@@ -55,12 +122,17 @@ class OwnSamples(FederatedDataModule):
             parts.append(Ragged.from_sizes(arrays[mine], sizes))
         train, val, test = parts
         self._partition = Partition(train, val, test, targets=own.partition.targets)
-        self._samples, self._transforms = own.samples, own.transforms
+        self._samples = own.samples
+        self._transforms = own.transforms
+        self._class_names = own.class_names
+        self.feature_names = own.feature_names
 
     @property
     def num_classes(self) -> int | None:
         """The number of classes in the federation, where the server has told it."""
-        return self.own.num_classes if self.classes is None else self.classes
+        if self.classes is None:
+            return self.own.num_classes
+        return self.classes
 
     def facts(self, *, sizes: bool) -> dict[str, Any]:
         """Returns the facts about the samples that the server needs, as plain values.
@@ -72,11 +144,14 @@ class OwnSamples(FederatedDataModule):
         one = torch.tensor([0])
         inputs, targets = self.samples.gather(one)
         inputs = self.transforms(inputs, one, one)
+        if not sizes:
+            counts = [min(1, count) for count in counts]
         return {
-            "sizes": counts if sizes else [min(1, count) for count in counts],
+            "sizes": counts,
             "classes": self.own.num_classes,
             "input": [str(inputs.dtype).removeprefix("torch."), list(inputs.shape[1:])],
             "target": [str(targets.dtype).removeprefix("torch."), list(targets.shape[1:])],
+            **told_names(self),
         }
 
 
@@ -99,10 +174,24 @@ class RemoteData(FederatedDataModule):
     Args:
         num_clients: The number of parties.
         seed: The seed of the run.
+        class_names: The names of the classes, in order, that all parties must have; None: those of
+            the party that comes first.
+        feature_names: The names of the inputs' columns, likewise.
+        transforms: The transforms with their numbers, as texts, likewise.
     """
 
-    def __init__(self, num_clients: int, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        seed: int | None = None,
+        class_names: list[str] | None = None,
+        feature_names: list[str] | None = None,
+        transforms: list[str] | None = None,
+    ) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
+        self._class_names = class_names
+        self.feature_names = feature_names
+        self.transform_texts = transforms
         self._meet: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.classes: int | None = None
 
@@ -123,7 +212,12 @@ class RemoteData(FederatedDataModule):
         first = next(iter(facts.values()))
         known = [one["classes"] for one in facts.values() if one["classes"] is not None]
         self.classes = max(known, default=None)
-        (kind, shape), (target_kind, target_shape) = first["input"], first["target"]
+        if self._class_names is None:
+            self._class_names = first.get("class_names")
+        if self.feature_names is None:
+            self.feature_names = first.get("feature_names")
+        kind, shape = first["input"]
+        target_kind, target_shape = first["target"]
         inputs = torch.zeros(1, *shape, dtype=getattr(torch, kind))
         targets = torch.zeros(1, *target_shape, dtype=getattr(torch, target_kind))
         self._samples = TensorSamples(inputs, targets)

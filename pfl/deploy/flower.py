@@ -42,12 +42,15 @@ class FlowerGrid(Channel):
     def replies(self, sent: list[Message], timeout: float) -> list[Message]:
         """Sends Flower's messages, and returns the replies that have come in time."""
         replies: list[Message] = []
-        waiting = {name for name in self.grid.push_messages(sent) if name} if sent else set()
+        waiting: set[str] = set()
+        if sent:
+            waiting = {name for name in self.grid.push_messages(sent) if name}
         end = time.monotonic() + timeout
         while waiting and time.monotonic() < end:
             replies += self.grid.pull_messages(waiting)
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-            time.sleep(PAUSE if waiting else 0)
+            if waiting:
+                time.sleep(PAUSE)
         return replies
 
 
@@ -57,7 +60,9 @@ def _content(reply: Message) -> Answer:
         return f"Flower: {reply.error.reason}"
     record: Any = reply.content.get("pfl", {})
     answer = record.get("answer", record.get("lost"))
-    return answer if isinstance(answer, bytes | str) else "the answer is not one of pfl"
+    if isinstance(answer, bytes | str):
+        return answer
+    return "the answer is not one of pfl"
 
 
 def serve(grid: Grid, app: Path, options: Mapping[str, Any]) -> None:

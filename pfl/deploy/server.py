@@ -23,7 +23,7 @@ from pfl.callbacks import EmbeddingFigure, LocalBaseline, Optimality
 from pfl.clients import Clients
 from pfl.communication import Message, by_name
 from pfl.deploy.channel import Channel
-from pfl.deploy.data import RemoteData
+from pfl.deploy.data import NAMES, RemoteData, unlike
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.deploy.worker import difference, digest
 from pfl.errors import ConfigError
@@ -68,8 +68,13 @@ class Parties:
         timeout: float = 600.0,
         enough: int | None = None,
     ) -> None:
-        self.channel, self.agreed, self.count, self.timeout = channel, agreed, count, timeout
-        self.enough = count if enough is None else enough
+        if enough is None:
+            enough = count
+        self.channel = channel
+        self.agreed = agreed
+        self.count = count
+        self.timeout = timeout
+        self.enough = enough
         self.run = uuid.uuid4().hex
         self.facts: dict[int, dict[str, Any]] = {}
         self.peers: dict[int, int] = {}
@@ -100,14 +105,7 @@ class Parties:
                     raise WireError(f"client {client!r}; it must be from 0 to {self.count - 1}")
                 if client in self.peers:
                     raise WireError(f"client {client} is there twice")
-                one, others = next(iter(self.facts.items()), (client, facts))
-                for key in ("input", "target"):
-                    if facts[key] != others[key]:
-                        this, other = (" ".join(map(str, f[key])) for f in (facts, others))
-                        raise WireError(
-                            f"{key}: a sample of party {client} is {this}, and one of party {one} "
-                            f"is {other}; all parties must have the same"
-                        )
+                self._compare(client, facts)
                 known = self.facts.setdefault(client, facts)
                 if (line := difference(facts, known)) is not None:
                     raise WireError(f"client {client} has come back with other samples: {line}")
@@ -115,6 +113,35 @@ class Parties:
             except (WireError, KeyError, TypeError) as error:
                 self._refused[peer] = f"a party is refused: {error}"
                 rank_zero_warn(self._refused[peer])
+
+    def _compare(self, client: int, facts: dict[str, Any]) -> None:
+        """Refuses a party whose samples mean something else than those of the run.
+
+        The names of classes and columns, and the transforms, are those of the run's file if it has
+        them; all else is that of the party that came first.
+        """
+        first = next(iter(self.facts), None)
+        if first is not None:
+            others = self.facts[first]
+            for key in ("input", "target"):
+                if facts[key] != others[key]:
+                    this = " ".join(map(str, facts[key]))
+                    other = " ".join(map(str, others[key]))
+                    raise WireError(
+                        f"{key}: a sample of party {client} is {this}, and one of party {first} "
+                        f"is {other}; all parties must have the same"
+                    )
+        for key in NAMES:
+            names = self.agreed.get(f"data.{key}")
+            whose = "the run"
+            if names is None and first is not None:
+                names = self.facts[first].get(key)
+                whose = f"party {first}"
+            elif names is None:
+                continue
+            line = unlike(key, facts.get(key), f"party {client}", names, whose)
+            if line is not None:
+                raise WireError(line)
 
     def wait(self, enough: int) -> None:
         """Waits until so many parties are there.
@@ -135,7 +162,9 @@ class Parties:
     def task(self, clients: Clients) -> dict[str, Any]:
         """Returns the task of one client: what it has received, and what is counted."""
         client = int(clients.ids[0])
-        keep = [counted for _, counted in self.saves[:1]] if self.saving else [self.counted]
+        keep = [self.counted]
+        if self.saving:
+            keep = [counted for _, counted in self.saves[:1]]
         return {
             "task": {
                 "round": clients.round,
@@ -144,7 +173,7 @@ class Parties:
                 "counted": self.counted.get(client),
                 "work": clients.work,
             },
-            "keep": keep[0].get(client) if keep else None,
+            "keep": next(iter(keep), {}).get(client),
         }
 
     def ask(
@@ -166,7 +195,8 @@ class Parties:
             answer = answers.get(peer, f"no answer within {self.timeout:g} s")
             if what in ("first", "train"):
                 self.wire[0] += len(messages[peer])
-                self.wire[1] += len(answer) if isinstance(answer, bytes) else 0
+                if isinstance(answer, bytes):
+                    self.wire[1] += len(answer)
             with self.naming(client, what):
                 values[client] = _answer(answer, limit)
         return values
@@ -586,6 +616,26 @@ class RemoteEvaluation(Evaluation):
         self.numbers += numbers
 
 
+def check_run(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
+    """Raises a ConfigError if a run has something that needs the samples of all clients."""
+    if method.pooled:
+        raise ConfigError(
+            f"model: {type(method).__name__} trains on the samples of all clients together"
+        )
+    for key in ("unseen", "attackers", "clock"):
+        if getattr(loop.participation, key) is not None:
+            raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
+
+
+def check_callback(kind: type) -> None:
+    """Raises a ConfigError if callbacks of a class need the clients' samples."""
+    if issubclass(kind, NEED_SAMPLES):
+        raise ConfigError(
+            f"trainer.callbacks: {kind.__name__} needs the clients' samples, which a server has "
+            f"not; leave it out"
+        )
+
+
 class Server(pl.Callback):
     """Makes a run a server's: its clients are parties, and it has none of their samples.
 
@@ -603,20 +653,9 @@ class Server(pl.Callback):
         Raises:
             ConfigError: The run has something that needs the samples of all clients.
         """
-        who = loop.participation
-        if method.pooled:
-            raise ConfigError(
-                f"model: {type(method).__name__} trains on the samples of all clients together"
-            )
-        for key in ("unseen", "attackers", "clock"):
-            if getattr(who, key) is not None:
-                raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
+        check_run(method, loop)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, NEED_SAMPLES):
-                raise ConfigError(
-                    f"trainer.callbacks: {type(callback).__name__} needs the clients' samples, "
-                    f"which a server has not; leave it out"
-                )
+            check_callback(type(callback))
         if trainer.world_size > 1:
             raise ConfigError(f"trainer.devices: {trainer.world_size}; a server has one process")
         self.method = method

@@ -106,7 +106,9 @@ def _with_arrays(tree: Any, arrays: list[np.ndarray]) -> Any:
         if tree.keys() == {"#"}:
             return arrays[tree["#"]]
         return {key: _with_arrays(part, arrays) for key, part in tree.items()}
-    return [_with_arrays(part, arrays) for part in tree] if isinstance(tree, list) else tree
+    if isinstance(tree, list):
+        return [_with_arrays(part, arrays) for part in tree]
+    return tree
 
 
 def _written(array: np.ndarray) -> tuple[str, bytes]:
@@ -119,18 +121,22 @@ def _written(array: np.ndarray) -> tuple[str, bytes]:
     lengths = {
         "all": flat.nbytes,
         "mask": -(-flat.size // 8) + count * array.itemsize,
-        "places": count * (4 + array.itemsize) if flat.size < 1 << 31 else flat.nbytes + 1,
     }
+    if flat.size < 1 << 31:
+        lengths["places"] = count * (4 + array.itemsize)
     form = min(lengths, key=lambda name: lengths[name])
     if form == "all":
         return form, flat.tobytes()
-    where = np.packbits(used) if form == "mask" else np.flatnonzero(used).astype("<i4")
+    where = np.flatnonzero(used).astype("<i4")
+    if form == "mask":
+        where = np.packbits(used)
     return form, where.tobytes() + flat[used].tobytes()
 
 
 def _read(data: memoryview, name: str, shape: list[int], form: str) -> np.ndarray:
     """Returns an array from its form and bytes; a ValueError or IndexError if they do not fit."""
-    dtype, size = np.dtype(name).newbyteorder("<"), math.prod(shape)
+    dtype = np.dtype(name).newbyteorder("<")
+    size = math.prod(shape)
     if form == "all":
         flat = np.frombuffer(data, dtype).copy()
     else:
@@ -141,7 +147,8 @@ def _read(data: memoryview, name: str, shape: list[int], form: str) -> np.ndarra
             rest = data[-(-size // 8) :]
         elif form == "places":
             count = len(data) // (4 + dtype.itemsize)
-            where, rest = np.frombuffer(data[: 4 * count], "<i4"), data[4 * count :]
+            where = np.frombuffer(data[: 4 * count], "<i4")
+            rest = data[4 * count :]
         else:
             raise WireError(f"the message has an array in the unknown form {form!r}")
         flat[where] = np.frombuffer(rest, dtype)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,6 +22,8 @@ from pfl.communication import Message
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.errors import ConfigError
 from pfl.method.party import Party, Task
+from pfl.randomness import KEY_BYTES, Secret
+from pfl.rounds.checkpoint_io import KEY_FILE, read_key, write_key
 from pfl.stages.private import GRADIENTS
 
 
@@ -46,8 +50,9 @@ class StateFiles:
     def save(self, index: int, states: Mapping[str, Tensor]) -> None:
         """Writes the states after a round; they are pending."""
         if states:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
             with files.replaced(self._path(index)) as file:
+                os.fchmod(file.fileno(), 0o600)  # whatever the user's umask is
                 np.savez(file, **{name: rows.cpu().numpy() for name, rows in states.items()})  # type: ignore[arg-type]
 
     def load(self, counted: int | None, keep: int | None, stateless: bool) -> dict[str, Tensor]:
@@ -69,7 +74,10 @@ class StateFiles:
             states = self.read(counted)
         if spent.any():
             states[GRADIENTS] = torch.maximum(spent, states.get(GRADIENTS, spent))
-            self.save(-1 if counted is None else counted, states)
+            last = -1
+            if counted is not None:
+                last = counted
+            self.save(last, states)
         for index in rounds:
             pending = counted is None or index > counted
             if (pending and index >= 0) or (keep is not None and index < min(keep, counted or 0)):
@@ -85,6 +93,39 @@ class StateFiles:
             )
         with np.load(self._path(index), allow_pickle=False) as stored:
             return {name: torch.from_numpy(stored[name]) for name in stored.files}
+
+
+def private_folder(folder: Path) -> None:
+    """Creates a folder and those above it that do not exist; only their owner can enter (700)."""
+    for path in [*reversed(folder.parents), folder]:
+        if not path.is_dir():
+            path.mkdir(0o700, exist_ok=True)
+
+
+def listener(address: Path) -> connection.Listener:
+    """Returns a listener at a socket file, which only processes of the same user can reach.
+
+    Raises:
+        ConfigError: There can be none, or something else than an old socket is at the path.
+    """
+    if os.path.lexists(address):
+        if not stat.S_ISSOCK(address.lstat().st_mode):
+            raise ConfigError(f"socket: {address} is there, and is not a socket; give another path")
+        try:
+            connection.Client(str(address), "AF_UNIX").close()
+        except OSError:  # its process has ended
+            address.unlink()
+        else:
+            raise ConfigError(f"socket: another process answers at {address}; end it first")
+    try:
+        incoming = connection.Listener(str(address), "AF_UNIX", backlog=16)
+    except OSError as error:
+        raise ConfigError(
+            f"socket: there can be no socket {address} ({error.strerror or error}); give a short "
+            f"path in a folder that exists, such as /tmp/party-0.sock"
+        ) from error
+    address.chmod(0o600)
+    return incoming
 
 
 class Worker:
@@ -110,19 +151,32 @@ class Worker:
         sizes: bool = True,
         limit: int = LIMIT,
     ) -> None:
-        self.client, self.agreed, self.facts, self.build = client, agreed, facts, build
-        self.folder, self.sizes, self.limit = folder, sizes, limit
+        self.client = client
+        self.agreed = agreed
+        self.facts = facts
+        self.build = build
+        self.folder = folder
+        self.sizes = sizes
+        self.limit = limit
         self._run: str | None = None
         self._party: Party
         self._files: StateFiles
+        self._secret: Secret | None = None
 
-    def serve(self, address: Path) -> None:
-        """Answers the messages that come to a socket file, one after another, for ever."""
-        address.unlink(missing_ok=True)
-        with connection.Listener(str(address), "AF_UNIX", backlog=16) as listener:
-            address.chmod(0o600)
+    def serve(self, address: Path, ready: Callable[[], None] = lambda: None) -> None:
+        """Answers the messages that come to a socket file, one after another, for ever.
+
+        Args:
+            address: The socket file. A socket that an ended worker has left there is replaced.
+            ready: Called once messages can come.
+
+        Raises:
+            ConfigError: There can be no socket file at this path.
+        """
+        with listener(address) as incoming:
+            ready()
             while True:
-                with listener.accept() as sender:
+                with incoming.accept() as sender:
                     try:
                         sender.send_bytes(self.answer(sender.recv_bytes(self.limit)))
                     except (EOFError, OSError):
@@ -156,7 +210,8 @@ class Worker:
         return {"messages": _messages(self._begin(request).first_upload(_task(request)))}
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
-        party, task = self._begin(request), _task(request)
+        party = self._begin(request)
+        task = _task(request)
         messages, log = party.train(task)
         states = party.pending()
         for name, rows in states.items():  # NaN among statistics: nothing was trained yet
@@ -170,7 +225,9 @@ class Worker:
             if counts and not self.sizes:  # steps and their samples tell the number of samples
                 values, counts = np.average(values, weights=counts, keepdims=True), [1]
             losses[name] = [values, counts]
-        taken = log.gradients if self.sizes else len(losses)
+        taken = len(losses)
+        if self.sizes:
+            taken = log.gradients
         answer: dict[str, Any] = {"messages": _messages(messages), "losses": losses, "taken": taken}
         answer["tables"] = log.tables
         if GRADIENTS in states:
@@ -178,7 +235,9 @@ class Worker:
         return answer
 
     def _evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        party, task, model = self._begin(request), _task(request), request["model"]
+        party = self._begin(request)
+        task = _task(request)
+        model = request["model"]
         if isinstance(model, np.ndarray):
             model = torch.from_numpy(model)
         elif model is not None:
@@ -188,8 +247,9 @@ class Worker:
             [split, kind, {name: float(values[self.client]) for name, values in numbers.items()}]
             for (split, kind), numbers in evaluation.scores.items()
         ]
-        for _, _, numbers in [] if self.sizes else scores:
-            numbers["count"] = min(1.0, numbers["count"])
+        if not self.sizes:
+            for _, _, numbers in scores:
+                numbers["count"] = min(1.0, numbers["count"])
         return {"scores": scores, "numbers": evaluation.numbers.tolist()}
 
     def _finish(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -205,11 +265,43 @@ class Worker:
                 raise WireError(f"{request['run']!r} is not the name of a run")
             self._party = self.build(request["classes"])
             self._files = StateFiles(self.folder / request["run"] / f"client-{self.client}")
+            self._secret = self._own_secret()
             self._run = request["run"]
-        stateless = not self._party.method.store.names
-        counted, keep = request["task"]["counted"], request["keep"]
-        self._party.restore(self._files.load(counted, keep, stateless))
-        return self._party
+        party = self._party
+        stateless = not party.method.store.names
+        states = self._files.load(request["task"]["counted"], request["keep"], stateless)
+        party.restore(states)
+        if self._secret is not None:
+            party.method.take_secret(task_secret(self._secret, request, states))
+        return party
+
+    def _own_secret(self) -> Secret | None:
+        """Returns the key of this party's noise in the run; None if nothing is drawn from a key."""
+        privacy = self._party.loop.sample_privacy
+        if privacy is None or privacy.reproducible:
+            return None
+        path = self._files.folder / KEY_FILE
+        if not path.is_file():
+            private_folder(path.parent)
+            write_key(path, Secret().key)
+        return Secret(read_key(path, "folder"))
+
+
+def task_secret(own: Secret, request: Mapping[str, Any], states: Mapping[str, Tensor]) -> Secret:
+    """Returns the key of the noise in one task.
+
+    A task that comes again, from a server that continues from its checkpoint, has the same noise.
+    Any other task has noise of its own, so that a server that asks for one round twice, with two
+    models, cannot subtract one answer from the other.
+
+    Args:
+        own: The party's key in this run.
+        request: The server's request.
+        states: The client's states before the task.
+    """
+    rows = {name: value.numpy() for name, value in sorted(states.items()) if name != GRADIENTS}
+    content = pack([request["do"], request["task"], rows])
+    return Secret(hashlib.blake2b(content, key=own.key, digest_size=KEY_BYTES).digest())
 
 
 def _task(request: dict[str, Any]) -> Task:

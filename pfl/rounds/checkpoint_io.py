@@ -61,7 +61,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             if secret is not None:
-                _write_key(Path(path).parent / KEY_FILE, secret)
+                write_key(Path(path).parent / KEY_FILE, secret)
             torch.save(checkpoint, path + ".part")
             if os.path.basename(path) == "last.ckpt":
                 _keep(Path(path))
@@ -100,7 +100,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         return loaded
 
 
-def _write_key(path: Path, secret: bytes) -> None:
+def write_key(path: Path, secret: bytes) -> None:
     """Writes a key, which only the owner of the file may read."""
     if path.is_file() and path.read_text().strip() == secret.hex():
         return
@@ -111,8 +111,12 @@ def _write_key(path: Path, secret: bytes) -> None:
     os.replace(part, path)
 
 
-def read_key(path: Path) -> bytes:
+def read_key(path: Path, option: str = "ckpt_path") -> bytes:
     """Returns the key in a file.
+
+    Args:
+        path: The file.
+        option: What names the file's folder, for the message.
 
     Raises:
         ConfigError: The file has something else.
@@ -122,7 +126,7 @@ def read_key(path: Path) -> bytes:
     except ValueError:
         secret = b""
     if len(secret) != KEY_BYTES:
-        raise ConfigError(f"ckpt_path: {path} is damaged; it must have {2 * KEY_BYTES} hex digits")
+        raise ConfigError(f"{option}: {path} is damaged; it must have {2 * KEY_BYTES} hex digits")
     return secret
 
 

@@ -39,7 +39,7 @@ data:
     partition: {{class_path: Dirichlet, init_args: {{alpha: 0.3}}}}
 loop: {{clients_per_round: 2, clients_at_once: 1, evaluate: [test]}}
 """
-PRIVACY = "{noise_multiplier: 0.5, clip: 0.1, delta: 0.01}"
+PRIVACY = "{noise_multiplier: 0.5, clip: 0.1, delta: 0.01, reproducible: true}"
 KINDS = {
     "stateless": ["FedAvg"],
     "client state": ["SCAFFOLD"],

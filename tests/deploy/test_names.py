@@ -1,0 +1,239 @@
+"""Classes, columns and transforms mean the same at all parties, or a party is refused in one line.
+
+Three hospitals have a file each. The outcomes are home, moved and readmitted, numbers 0, 1 and 2
+in the order of their names. The third hospital has nobody who was moved, nor one who went home.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from datamodules import TableDataModule
+from pfl.deploy.app import read_node, run_server
+from pfl.deploy.channel import Channel
+from pfl.deploy.data import RemoteData
+from pfl.deploy.wire import pack, unpack
+from tests.commands import call
+from tests.refusal import refused
+
+pytestmark = pytest.mark.cli
+
+ROWS = {
+    "a": ["40,120,home", "60,100,readmitted", "50,110,moved"],
+    "b": ["55,130,moved", "45,90,home"],
+    "c": ["70,140,readmitted", "80,100,readmitted"],
+}
+# ages and pressures are (x - 50) / 10 and (x - 100) / 20
+TRANSFORMS = [{"class_path": "Normalize", "init_args": {"mean": [50, 100], "std": [10, 20]}}]
+RUN = {
+    "trainer": {"name": "run", "max_epochs": 2},
+    "model": {
+        "class_path": "FedAvg",
+        "init_args": {
+            "network": {
+                "class_path": "LogisticRegression",
+                "init_args": {"in_features": 2, "num_classes": 3},
+            },
+            "lr": 0.5,
+            "batch_size": None,
+        },
+    },
+    "data": {
+        "class_path": "TableDataModule",
+        "init_args": {
+            "file": "all.csv",
+            "target_column": "outcome",
+            "client_column": "hospital",
+            "partition": {"class_path": "Natural"},
+            "protocol": {
+                "class_path": "SplitOwn",
+                "init_args": {"test": 0.0, "validation": 0.0},
+            },
+            "transforms": TRANSFORMS,
+        },
+    },
+    "loop": {"evaluate": [], "clients_at_once": 1},
+}
+MISSING = "data.transforms: Normalize has no numbers"
+
+
+@pytest.fixture
+def app(tmp_path, monkeypatch):
+    """An app for the three hospitals; the file of each is in a folder beside its party's file."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["age,pressure,outcome,hospital"]
+    for hospital, rows in ROWS.items():
+        lines += [f"{row},{hospital}" for row in rows]
+        folder = tmp_path / hospital
+        folder.mkdir()
+        (folder / "own.csv").write_text("\n".join(["age,pressure,outcome", *rows, ""]))
+    (tmp_path / "all.csv").write_text("\n".join([*lines, ""]))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
+    status, _, error = call("deploy", "--config", "run.yaml", "--out", "app")
+    assert status == 0, error
+    return tmp_path / "app"
+
+
+def party(app, client, **arguments):
+    """The party's file of a hospital, whose own data module has some other arguments."""
+    folder = app.parent / "abc"[client]
+    own = {"file": "own.csv", "target_column": "outcome", "num_clients": 1}
+    own["protocol"] = RUN["data"]["init_args"]["protocol"]
+    own["transforms"] = TRANSFORMS
+    data = {"class_path": "TableDataModule", "init_args": own | arguments}
+    content = {"app": "../app", "client": client, "data": data, "socket": "own.sock"}
+    (folder / "party.yaml").write_text(yaml.safe_dump(content))
+    return folder / "party.yaml"
+
+
+class Direct(Channel):
+    """Workers in this process."""
+
+    def __init__(self, workers):
+        self.workers = workers
+
+    def peers(self):
+        return set(range(len(self.workers)))
+
+    def ask(self, messages, timeout):
+        return {peer: self.workers[peer].answer(text) for peer, text in messages.items()}
+
+
+def test_the_labels_and_inputs_of_each_party_are_those_of_the_run(app):
+    """Home is 0, moved 1, readmitted 2, also where a file lacks some of them."""
+    expected = {0: [0, 2, 1], 1: [1, 0], 2: [2, 2]}
+    for client, labels in expected.items():
+        worker, socket = read_node(party(app, client))
+        assert socket == app.parent / "abc"[client] / "own.sock"
+        assert worker.facts["class_names"] == ["home", "moved", "readmitted"]
+        assert worker.facts["classes"] == 3
+        data = worker.build(None).loop.datamodule
+        every = torch.arange(len(labels))
+        inputs, targets = data.samples.gather(every)
+        assert targets.tolist() == labels
+    # 70 and 80 years, pressures 140 and 100
+    normal = data.transforms(inputs, torch.full((2,), 2), every)
+    torch.testing.assert_close(normal, torch.tensor([[2.0, 2.0], [3.0, 0.0]]))
+
+
+def test_a_run_of_files_is_the_simulation_of_one_file(app):
+    channel = Direct([read_node(party(app, client))[0] for client in range(3)])
+    options = {"name": "run", "runs": "runs", "timeout": 60.0, "parties": 3}
+    run_server(channel, app, options)
+    status, _, error = call("fit", "--config", "run.yaml", "--trainer.default_root_dir", "one")
+    assert status == 0, error
+    models = []
+    for folder in ("runs", "one"):
+        saved = torch.load(Path(folder, "run/checkpoints/last.ckpt"), weights_only=True)
+        models.append(saved["state_dict"])
+    assert models[0].keys() == models[1].keys() and len(models[0]) > 0
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (
+            {"class_names": ["readmitted", "home", "moved"]},
+            [
+                "class_names: party 0 has ['readmitted', 'home', 'moved'], and the run has "
+                "['home', 'moved', 'readmitted']"
+            ],
+        ),
+        (
+            {"feature_columns": ["pressure", "age"]},
+            ["feature_names: party 0 has ['pressure', 'age'], and the run has ['age', 'pressure']"],
+        ),
+        (
+            {
+                "transforms": [
+                    {"class_path": "Normalize", "init_args": {"mean": [0, 0], "std": [1, 1]}}
+                ]
+            },
+            [
+                "transforms: party 0 has ['Normalize(mean=[0.0, 0.0], std=[1.0, 1.0])'], and the "
+                "run has ['Normalize(mean=[50.0, 100.0], std=[10.0, 20.0])']"
+            ],
+        ),
+        ({"transforms": [{"class_path": "Normalize"}]}, [MISSING, "as the run has them"]),
+    ],
+)
+def test_a_party_whose_samples_mean_something_else_is_refused(app, arguments, parts):
+    with refused(*parts):
+        read_node(party(app, 0, **arguments))
+
+
+def test_a_class_that_the_run_does_not_have_is_named(app):
+    own = app.parent / "c" / "own.csv"
+    own.write_text(own.read_text() + "60,100,died\n")
+    with refused("'died'; it must be one of class_names, which are home, moved, readmitted"):
+        read_node(party(app, 2))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("class_names", ["moved", "home", "readmitted"]),
+        ("feature_names", ["pressure", "age"]),
+        ("transforms", []),
+    ],
+)
+@pytest.mark.parametrize("has", [True, False], ids=["the run has names", "the run has none"])
+def test_the_server_compares_what_parties_tell(app, key, value, has):
+    """Where the run's file has nothing, the party that came first decides."""
+    workers = [read_node(party(app, client))[0] for client in range(3)]
+    others = workers[0].facts[key]
+    whose = "the run"
+    if not has:
+        whose = "party 0"
+        content = yaml.safe_load((app / "server.yaml").read_text())
+        del content["data"]["init_args"][key]
+        (app / "server.yaml").write_text(yaml.safe_dump(content))
+        for worker in workers:
+            del worker.agreed[f"data.{key}"]
+    workers[1].facts[key] = value
+    options = {"name": "run", "runs": "runs", "timeout": 60.0, "parties": 3}
+    line = f"{key}: party 1 has {value}, and {whose} has {others}; all parties must have the same"
+    with pytest.warns(UserWarning, match="a party is refused"), refused(line):
+        run_server(Direct(workers), app, options)
+
+
+def test_a_run_without_the_numbers_is_not_deployed(app):
+    """The mean of the seven ages is 400 / 7, that of the pressures 790 / 7."""
+    words = [
+        "--config",
+        "run.yaml",
+        "--data.transforms",
+        "[{class_path: Normalize, init_args: {mean: null, std: null}}]",
+    ]
+    status, _, error = call("deploy", *words, "--out", "other")
+    assert status == 2 and error.count("\n") == 1
+    assert MISSING in error and "mean: [57.14, 112.9], std: [" in error
+    assert not Path("other").exists()
+
+
+def test_hello_tells_names_and_no_counts(app):
+    worker, _ = read_node(party(app, 2))
+    told = unpack(worker.answer(pack({"do": "hello", "agreed": worker.agreed})))
+    assert told["feature_names"] == ["age", "pressure"]
+    assert told["transforms"] == ["Normalize(mean=[50.0, 100.0], std=[10.0, 20.0])"]
+    remote = RemoteData(3)
+    remote.connect(lambda: {2: told})
+    remote.setup()
+    assert remote.class_names == ["home", "moved", "readmitted"]
+    assert remote.feature_names == ["age", "pressure"]
+
+
+def test_a_table_takes_a_list_of_classes(tmp_path):
+    """The order of the list is that of the numbers, and a class may have no row."""
+    file = tmp_path / "a.csv"
+    file.write_text("x,grade\n1,3\n2,1\n3,3\n4,3\n")
+    data = TableDataModule(file, "grade", class_names=[1, 2, 3], num_clients=1)
+    assert data.samples.targets.tolist() == [2, 0, 2, 2]
+    assert data.class_names == ["1", "2", "3"] and data.num_classes == 3
+    assert TableDataModule(file, "grade", num_clients=1).samples.targets.tolist() == [1, 0, 1, 1]
+    for names in ([], ["1", "1"]):
+        with refused("TableDataModule.class_names", "a list of different names"):
+            TableDataModule(file, "grade", class_names=names, num_clients=1)

@@ -12,7 +12,7 @@ from lightning import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Sampler
 
-from .errors import ConfigError, check_optional, check_whole, require
+from .errors import ConfigError, check_optional, check_whole, require_value
 from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
@@ -98,20 +98,22 @@ class FederatedDataModule(LightningDataModule, ABC):
             protocol = self.default_protocol()
         is_rule = isinstance(partition, Partitioner)
         is_protocol = isinstance(protocol, Protocol)
-        require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
-        require(f"{name}.protocol", protocol, is_protocol, "a Protocol, such as SplitOwn()")
+        require_value(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
+        require_value(f"{name}.protocol", protocol, is_protocol, "a Protocol, such as SplitOwn()")
         self.partitioner = partition
         self.protocol = protocol
         known = num_clients is not None or partition.counts_clients
         expected = "a whole number, unless partition=Natural() or another rule determines it"
-        require(f"{name}.num_clients", num_clients, known, expected)
+        require_value(f"{name}.num_clients", num_clients, known, expected)
         self._num_clients = check_optional(f"{name}.num_clients", num_clients)
         self.batch_size = check_optional(f"{name}.batch_size", batch_size)
         self.seed = 0 if seed is None else check_whole(f"{name}.seed", seed, 0)
         self.num_workers = check_whole(f"{name}.num_workers", num_workers, 0)
         for transform in transforms or ():
             expected = "a list of Transforms, such as [Normalize()]"
-            require(f"{name}.transforms", transform, isinstance(transform, Transform), expected)
+            require_value(
+                f"{name}.transforms", transform, isinstance(transform, Transform), expected
+            )
         self._transforms = Pipeline(transforms or (), self.seed)
         self.rounded_arrays: list[str] = []
         self.feature_names: list[str] | None = None
@@ -136,7 +138,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             samples = concatenate(loaded.train, loaded.test)
         holds = len(samples) > num_train or not self.protocol.needs_official_test
         expected = "SplitOwn, as the data set has no official test set"
-        require(f"{name}.protocol", self.protocol, holds, expected)
+        require_value(f"{name}.protocol", self.protocol, holds, expected)
         self._samples = samples
         # The rule assigns the first samples, as many as both the protocol and the rule allow.
         targets = host_targets(samples)
@@ -264,7 +266,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         `clients`, a slice of step 1, are those that are counted for. Targets must be classes.
         """
         splits = self.partition.splits
-        require("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
+        require_value("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
         targets = host_targets(self.samples)
         classes = self.num_classes
         if classes is None or not self.has_labels:
@@ -312,7 +314,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     def client(self, client: int) -> "ClientDataModule":
         """Returns the data of one client as a Lightning data module."""
         last = self.num_clients - 1
-        require("client", client, 0 <= client <= last, f"from 0 to {last}")
+        require_value("client", client, 0 <= client <= last, f"from 0 to {last}")
         return ClientDataModule(self, client)
 
     def train_dataloader(self) -> DataLoader:  # of all clients' samples, each sample once
@@ -399,7 +401,7 @@ class ClientDataModule(LightningDataModule):
     def dataset(self, split: SplitName = "train") -> SampleDataset:
         """Returns the samples of a split, in ascending order, as the client sees them."""
         indices = {"train": self.train, "val": self.val, "test": self.test}
-        require("split", split, split in indices, "'train', 'val' or 'test'")
+        require_value("split", split, split in indices, "'train', 'val' or 'test'")
         key = None
         if split == "train":
             key = visit_key(self.seed, "client visits")

@@ -21,7 +21,7 @@ class ConfigError(ValueError):
     """
 
 
-def require(key: str, value: object, holds: bool, expected: str) -> None:
+def require_value(key: str, value: object, holds: bool, expected: str) -> None:
     """Raises a ConfigError about the argument `key` (`Dirichlet.alpha`) unless a condition holds.
 
     `expected` follows the words "it must be".
@@ -37,7 +37,7 @@ def check_whole(key: str, value: int, least: int = 1) -> int:
     if whole and value >= 2**63:
         large = " and below 2**63"
     holds = whole and value >= least and not large
-    require(key, value, holds, f"a whole number of at least {least}{large}")
+    require_value(key, value, holds, f"a whole number of at least {least}{large}")
     return int(value)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .base import FederatedDataModule
 from .errors import ConfigError, optional_module
-from .files import replaced
+from .files import new_content
 from .loaders import SampleDataset
 
 
@@ -34,7 +34,7 @@ def write_parquet(data: FederatedDataModule, file: str | os.PathLike) -> None:
         columns = {"index": pyarrow.array(index, pyarrow.int64()), "split": names, "client": client}
         tables.append(pyarrow.table(columns))
     table = pyarrow.concat_tables(tables).unify_dictionaries()
-    with replaced(Path(file)) as opened:
+    with new_content(Path(file)) as opened:
         parquet.write_table(table, opened)
 
 
@@ -60,7 +60,7 @@ def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
                 inputs, targets = dataset.batch(list(range(len(indices))))
                 content = np.empty((), object)  # PFLlib reads it by `.tolist()`
                 content[()] = {"x": inputs.cpu().numpy(), "y": targets.cpu().numpy()}
-                with replaced(root / split / f"{client}.npz") as file:
+                with new_content(root / split / f"{client}.npz") as file:
                     np.savez_compressed(file, data=content)
         config = {
             "num_clients": data.num_clients,
@@ -74,7 +74,7 @@ def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
             "alpha": getattr(data.partitioner, "alpha", None),
             "batch_size": data.batch_size,
         }
-        with replaced(root / "config.json") as file:
+        with new_content(root / "config.json") as file:
             file.write(json.dumps(config).encode())
     except OSError as error:
         raise ConfigError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BufferedWriter]:
+def new_content(path: Path) -> Iterator[BufferedWriter]:
     """Opens a new file that takes the place of `path` when the block ends without an error."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

@@ -31,7 +31,7 @@ def require(name: str, value: object, holds: bool, expected: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         holds = False
         expected = expected.removesuffix(" and finite") + " and finite"
-    errors.require(f"model.{name}", value, holds, expected)
+    errors.require_value(f"model.{name}", value, holds, expected)
 
 
 def require_one_of(name: str, value: object, *choices: str) -> None:

@@ -68,7 +68,7 @@ def writing(path: Path) -> Iterator[None]:
 @contextmanager
 def replaced(path: Path) -> Iterator[io.BufferedWriter]:
     """Opens a new file that takes the place of `path` when the block ends without an error."""
-    with writing(path), files.replaced(path) as file:
+    with writing(path), files.new_content(path) as file:
         yield file
 
 

@@ -38,7 +38,7 @@ from pfl.callbacks import (
     WandbRecord,
 )
 from pfl.callbacks.round_checkpoint import is_last
-from pfl.datamodules.errors import check_optional, require
+from pfl.datamodules.errors import check_optional, require_value
 from pfl.distributed.launch import is_lost_contact
 from pfl.distributed.strategy import Plugin, resolve_strategy, without_requeue
 from pfl.errors import ConfigError
@@ -117,11 +117,11 @@ class Trainer(RunTrainer):
         parts = Path(name).parts
         within = bool(parts) and not Path(name).is_absolute() and ".." not in parts
         holds = within and name.isprintable()
-        require("trainer.name", name, holds, "a name within the runs folder")
+        require_value("trainer.name", name, holds, "a name within the runs folder")
         holds = max_epochs is None or max_epochs >= 1 or max_epochs == -1
         expected = "a number of rounds of at least 1, or -1 if something else ends the run"
-        require("trainer.max_epochs", max_epochs, holds, expected)
-        require(
+        require_value("trainer.max_epochs", max_epochs, holds, expected)
+        require_value(
             "trainer.log_every_n_steps", log_every_n_steps, log_every_n_steps >= 1, "at least 1"
         )
         _check_steps(kwargs)

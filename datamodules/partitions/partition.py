@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..files import replaced
+from ..files import new_content
 from .index_arrays import IndexArrays, Ragged
 
 FORMAT = 1
@@ -90,7 +90,7 @@ class Partition:
             about["samples"] = len(self.targets)
             about["targets_hash"] = targets_hash(self.targets)
         try:
-            with replaced(Path(file).expanduser()) as opened:
+            with new_content(Path(file).expanduser()) as opened:
                 np.savez_compressed(opened, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
         except OSError as error:
             raise ConfigError(

@@ -5,7 +5,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import check_optional, require
+from ..errors import check_optional, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.partition import Partition
 from .splits import split_off
@@ -90,7 +90,7 @@ class SplitOwn(Protocol):
         super().__init__(validation)
         key = "SplitOwn.test + SplitOwn.validation"
         total = test + validation
-        require(key, total, total < 1, "below 1, as the rest is for training")
+        require_value(key, total, total < 1, "below 1, as the rest is for training")
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
         test, val, train = split_off(owned, pool.labels, (self.test, self.validation), rng)
@@ -130,7 +130,7 @@ class MatchLabels(Protocol):
         labels = pool.labels
         num_train = pool.num_train
         expected = "SplitOwn or SharedTest, unless every sample has one integer label"
-        require("protocol", self, labels is not None, expected)
+        require_value("protocol", self, labels is not None, expected)
         assert labels is not None
         val, train = split_off(owned, labels, (self.validation,), rng)
         available = np.bincount(labels[num_train:], minlength=int(labels.max()) + 1)
@@ -224,5 +224,7 @@ class OfficialSplit(Protocol):
 
 def _check_share(key: str, value: float, protocol: Protocol) -> float:
     """Returns `value` if it is at least 0 and below 1; else raises a ConfigError."""
-    require(f"{type(protocol).__name__}.{key}", value, 0 <= value < 1, "at least 0 and below 1")
+    require_value(
+        f"{type(protocol).__name__}.{key}", value, 0 <= value < 1, "at least 0 and below 1"
+    )
     return value

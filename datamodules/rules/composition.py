@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_optional, check_whole, require
+from ..errors import ConfigError, check_optional, check_whole, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .label_skew import CountsByClass
 from .partitioner import Columns, Partitioner, even_owners
@@ -37,7 +37,7 @@ class Within(Partitioner):
         self.inner = inner
         self.groups = check_optional("Within.groups", groups)
         known = groups is not None or outer.counts_clients
-        require("Within.groups", groups, known, f"a whole number with outer={outer!r}")
+        require_value("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
     def bound(self, columns: Columns, *sizes: int) -> "Within":
         outer = self.outer.bound(columns, *sizes)
@@ -64,7 +64,7 @@ class Within(Partitioner):
             number = self.outer.count()
         assert number is not None
         enough = f"at least {number}, the number of groups"
-        require("num_clients", num_clients, num_clients >= number, enough)
+        require_value("num_clients", num_clients, num_clients >= number, enough)
         groups = self.outer.assign(targets, number, rng)
         clients = np.bincount(even_owners(num_clients, number), minlength=number)
         indices = []
@@ -101,7 +101,7 @@ class Sizes(Partitioner):
 
     def __init__(self, sizes: Sequence[int] | np.ndarray) -> None:
         self.sizes = [check_whole("Sizes.sizes", size) for size in sizes]
-        require("Sizes.sizes", sizes, len(self.sizes) > 0, "a list of at least one size")
+        require_value("Sizes.sizes", sizes, len(self.sizes) > 0, "a list of at least one size")
 
     def count(self) -> int:
         return len(self.sizes)
@@ -109,9 +109,11 @@ class Sizes(Partitioner):
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         known = len(self.sizes)
         total = sum(self.sizes)
-        require("num_clients", num_clients, num_clients == known, f"{known} or null, as in sizes")
+        require_value(
+            "num_clients", num_clients, num_clients == known, f"{known} or null, as in sizes"
+        )
         enough = f"at most {len(targets)} together, the number of samples"
-        require("Sizes.sizes", total, total <= len(targets), enough)
+        require_value("Sizes.sizes", total, total <= len(targets), enough)
         owners = np.repeat([*range(known), -1], [*self.sizes, len(targets) - total])
         return rng.permutation(owners)
 
@@ -163,9 +165,11 @@ class LabelDistribution(CountsByClass):
         expected = "numbers of at least 0 in rows of one length, one for each client"
         finite = bool(((table >= 0) & np.isfinite(table)).all())
         holds = table.ndim == 2 and table.size > 0 and finite
-        require(f"{key}.shape", table.shape, holds, expected)
+        require_value(f"{key}.shape", table.shape, holds, expected)
         empty = np.flatnonzero(table.sum(1) == 0).tolist()
-        require(key, f"rows {empty} of zeros", not empty, "a table whose rows have a positive sum")
+        require_value(
+            key, f"rows {empty} of zeros", not empty, "a table whose rows have a positive sum"
+        )
         self.size = check_optional("LabelDistribution.size", size)
         self._table = table
         # Rows that each sum to one could be counts, too, but then of clients with one sample.
@@ -178,9 +182,11 @@ class LabelDistribution(CountsByClass):
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         key = "LabelDistribution.distribution"
         rows, columns = self._table.shape
-        require("num_clients", num_clients, num_clients == rows, f"{rows} or null, as in the table")
+        require_value(
+            "num_clients", num_clients, num_clients == rows, f"{rows} or null, as in the table"
+        )
         expected = f"{len(available)} columns, the number of classes in the data"
-        require(f"{key}.shape", self._table.shape, columns == len(available), expected)
+        require_value(f"{key}.shape", self._table.shape, columns == len(available), expected)
         counts = self._table.astype(np.int64) if self._counts else self._from_shares(available)
         short = np.flatnonzero(counts.sum(0) > available)
         if len(short):
@@ -188,7 +194,9 @@ class LabelDistribution(CountsByClass):
             if self.size:
                 key = "LabelDistribution.size"
             found = f"{counts[:, label].sum()} samples of class number {label}"
-            require(key, found, False, f"at most {available[label]}, as many as the data have")
+            require_value(
+                key, found, False, f"at most {available[label]}, as many as the data have"
+            )
         return counts.T
 
     def _from_shares(self, available: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from math import ceil
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_whole, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .label_skew import CountsByClass, check_classes, class_labels
 from .partitioner import Partitioner, check_clients, check_least
@@ -48,7 +48,7 @@ class FedSLRDirichlet(Partitioner):
     )
 
     def __init__(self, alpha: float = 0.1) -> None:
-        require("FedSLRDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+        require_value("FedSLRDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
         self.alpha = alpha
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
@@ -99,7 +99,7 @@ class PFLlibDirichlet(CountsByClass):
     words = "class proportions over the clients as PFLlib's dir (alpha={alpha})"
 
     def __init__(self, alpha: float = 0.1) -> None:
-        require("PFLlibDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+        require_value("PFLlibDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
         self.alpha = alpha
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
@@ -164,7 +164,7 @@ class PFLlibPathological(CountsByClass):
             high = int(mean)
             fits = self.balance or len(who) == 1 or low < high
             expected = f"fewer, as class number {label} has only {samples} samples for {len(who)}"
-            require("num_clients", num_clients, fits, expected)
+            require_value("num_clients", num_clients, fits, expected)
             counts[label, who] = high
             if not self.balance and len(who) > 1:
                 counts[label, who] = rng.integers(low, high, len(who))
@@ -248,14 +248,14 @@ class LEAF(Natural):
         sizes = np.unique(self.sample_values(), return_counts=True)[1]
         users = int((sizes >= self.min_samples).sum())
         expected = f"at most {sizes.max()}, the number of samples of the largest user"
-        require("LEAF.min_samples", self.min_samples, users > 0, expected)
+        require_value("LEAF.min_samples", self.min_samples, users > 0, expected)
         return users
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         ids = self.sample_values(len(targets))
         users = self.count()
         expected = f"at most {users}, the number of users with {self.min_samples} samples or more"
-        require("num_clients", num_clients, num_clients <= users, expected)
+        require_value("num_clients", num_clients, num_clients <= users, expected)
         names, owners, sizes = np.unique(ids, return_inverse=True, return_counts=True)
         enough = np.flatnonzero(sizes >= self.min_samples)
         number = np.full(len(names), -1)
@@ -284,7 +284,7 @@ class FlukeDirichlet(CountsByClass):
     )
 
     def __init__(self, beta: float = 0.1, min_ex_class: int = 2) -> None:
-        require("FlukeDirichlet.beta", beta, 0 < beta < np.inf, "positive and finite")
+        require_value("FlukeDirichlet.beta", beta, 0 < beta < np.inf, "positive and finite")
         self.beta = beta
         self.min_ex_class = check_whole("FlukeDirichlet.min_ex_class", min_ex_class, 0)
 
@@ -294,7 +294,7 @@ class FlukeDirichlet(CountsByClass):
         most = rarest // num_clients
         cause = f"as the rarest class has {rarest} samples"
         expected = f"at most {most} with num_clients={num_clients}, {cause}"
-        require("FlukeDirichlet.min_ex_class", least, least <= most, expected)
+        require_value("FlukeDirichlet.min_ex_class", least, least <= most, expected)
         shares = rng.dirichlet(np.full(num_clients, self.beta), size=len(available))
         return least + rng.multinomial(available - least * num_clients, shares)
 
@@ -325,7 +325,7 @@ class FlukeClasses(Partitioner):
         key = "FlukeClasses.class_per_client"
         least = -(-known // num_clients)
         expected = f"at least {least} with num_clients={num_clients}, as there are {known} classes"
-        require(key, classes, classes >= least, expected)
+        require_value(key, classes, classes >= least, expected)
         drawn = draw_classes(key, classes, known, num_clients, rng)
         lists = np.stack([rng.permutation(np.flatnonzero(own)) for own in drawn.T])  # [M, c]
         while len(missing := np.setdiff1d(np.arange(known), lists)):
@@ -360,7 +360,7 @@ class FlukeQuantity(Partitioner):
     )
 
     def __init__(self, alpha: float = 4.0, min_quantity: int = 2) -> None:
-        require("FlukeQuantity.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+        require_value("FlukeQuantity.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
         self.alpha = alpha
         self.min_quantity = check_whole("FlukeQuantity.min_quantity", min_quantity)
 

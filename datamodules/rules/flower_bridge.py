@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, error_line, require
+from ..errors import ConfigError, error_line, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .partitioner import Columns, Partitioner
 
@@ -44,7 +44,7 @@ class FlowerRule(Partitioner):
     def __init__(self, partitioner: Any, arguments: dict[str, Any] | None = None) -> None:
         is_name = isinstance(partitioner, str)
         expected = "None, as the partitioner is given as an object"
-        require("FlowerRule.arguments", arguments, is_name or arguments is None, expected)
+        require_value("FlowerRule.arguments", arguments, is_name or arguments is None, expected)
         self.partitioner = partitioner
         self.arguments = dict(arguments or {})
         self._columns: dict[str, np.ndarray] = {}
@@ -87,7 +87,9 @@ class FlowerRule(Partitioner):
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             key = f"FlowerRule.partitioner: {self._name}"
             raise ConfigError(f"{key} failed: {error_line(error)}") from error
-        require("num_clients", num_clients, made == num_clients, f"{made}, as of {self._name}")
+        require_value(
+            "num_clients", num_clients, made == num_clients, f"{made}, as of {self._name}"
+        )
         sizes = np.array([len(part) for part in parts])
         return Ragged.from_sizes(np.concatenate(parts).astype(np.int64), sizes)
 
@@ -154,7 +156,7 @@ def flower_partitioner(
             if number is None:
                 number = known.count()
             expected = f"a whole number with {rule!r}"
-            require("flower_partitioner.num_partitions", number, number is not None, expected)
+            require_value("flower_partitioner.num_partitions", number, number is not None, expected)
             assert number is not None
             return known.assign(labels, number, np.random.default_rng(seed))
 

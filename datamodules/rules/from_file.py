@@ -5,7 +5,7 @@ import os
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, require
+from ..errors import ConfigError, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.partition import Partition, read_partition, targets_hash
 from ..protocols.protocol import Pool, Protocol
@@ -51,7 +51,7 @@ class Given(Partitioner):
                 f"one of this data set with {found[0]} samples ({found[1][:8]})"
             )
         clients = f"{len(stored)} or null, as in {self.file!r}"
-        require("num_clients", num_clients, num_clients == len(stored), clients)
+        require_value("num_clients", num_clients, num_clients == len(stored), clients)
         parts = [part for part in (stored.train, stored.val, stored.test) if not part.is_shared]
         owner = np.concatenate([part.owners for part in parts])
         sample = np.concatenate([part.flat for part in parts])
@@ -65,7 +65,7 @@ class Given(Partitioner):
         """Returns the file's splits as a protocol; the user may have `given` the same one."""
         known = str(self._partition.about.get("protocol"))
         expected = f"left out or null, as {self.file!r} has the splits, made with {known}"
-        require("protocol", given, given is None or repr(given) == known, expected)
+        require_value("protocol", given, given is None or repr(given) == known, expected)
         return StoredSplits(self._partition)
 
     def describe(self) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_whole, require_value
 from ..partitions.index_arrays import stable_argsort
 from .partitioner import Partitioner, apportion, check_least, even_owners
 
@@ -74,11 +74,13 @@ class Dirichlet(CountsByClass):
         size_cap: bool = False,
         max_retries: int = 1000,
     ) -> None:
-        require("Dirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
-        require("Dirichlet.over", over, over in ("clients", "labels"), "'clients' or 'labels'")
+        require_value("Dirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+        require_value(
+            "Dirichlet.over", over, over in ("clients", "labels"), "'clients' or 'labels'"
+        )
         expected = "False with over='labels' or equal_sizes=True, which make sizes equal anyway"
         holds = not size_cap or (over == "clients" and not equal_sizes)
-        require("Dirichlet.size_cap", size_cap, holds, expected)
+        require_value("Dirichlet.size_cap", size_cap, holds, expected)
         self.alpha = alpha
         self.over = over
         self.min_size = check_whole("Dirichlet.min_size", min_size)
@@ -182,7 +184,7 @@ class ClassesPerClient(CountsByClass):
             f"at most {most.sum() // num_clients} with num_clients={num_clients}, as the data "
             f"allow only {most.sum()} pairs of a client and a class"
         )
-        require(key, classes, classes * num_clients <= most.sum(), expected)
+        require_value(key, classes, classes * num_clients <= most.sum(), expected)
         holders = self._holders(most, num_clients, rng)
         counts = np.zeros(holders.shape, np.int64)
         for label, row in enumerate(holders):
@@ -235,7 +237,7 @@ class Shards(Partitioner):
         most = len(labels) // num_clients
         shards = num_clients * each
         expected = f"at most {most} with num_clients={num_clients} and {len(labels)} samples"
-        require("Shards.shards_per_client", each, shards <= len(labels), expected)
+        require_value("Shards.shards_per_client", each, shards <= len(labels), expected)
         client_of_shard = rng.permutation(even_owners(shards, num_clients))
         owners = np.empty(len(labels), np.int64)
         shard = np.sort(even_owners(len(labels), shards))
@@ -246,7 +248,7 @@ class Shards(Partitioner):
 def check_classes(key: str, classes: int, known: int) -> None:
     """Raises a ConfigError if an argument exceeds the number of classes."""
     expected = f"at most {known}, the number of classes in the data"
-    require(key, classes, classes <= known, expected)
+    require_value(key, classes, classes <= known, expected)
 
 
 def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
@@ -255,7 +257,7 @@ def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
         "IID, LogNormal, Natural or Sampled, unless every sample has one integer label (targets "
         f"are {targets.dtype} of shape {targets.shape})"
     )
-    require("partition", rule, targets.ndim == 1 and targets.dtype.kind in "iub", expected)
+    require_value("partition", rule, targets.ndim == 1 and targets.dtype.kind in "iub", expected)
     if targets.dtype.kind != "i" or targets.min() < 0 or targets.max() >= len(targets):
         return np.unique(targets, return_inverse=True)[1]
     present = np.bincount(targets) > 0  # without sorting

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, error_line, require
+from ..errors import ConfigError, check_whole, error_line, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
 
@@ -157,7 +157,7 @@ class LogNormal(Partitioner):
     )
 
     def __init__(self, sigma: float, min_size: int = 10) -> None:
-        require("LogNormal.sigma", sigma, 0 <= sigma < np.inf, "at least 0 and finite")
+        require_value("LogNormal.sigma", sigma, 0 <= sigma < np.inf, "at least 0 and finite")
         self.sigma = sigma
         self.min_size = check_whole("LogNormal.min_size", min_size)
 
@@ -208,7 +208,7 @@ class Sampled(Partitioner):
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> Drawn:
         total = len(targets)
         expected = f"at most {total}, the number of samples"
-        require("Sampled.size", self.size, self.size <= total, expected)
+        require_value("Sampled.size", self.size, self.size <= total, expected)
         # Index arrays that are computed on access take no memory.
         return Subsets(int(rng.integers(1 << 63)), num_clients, self.size, total)
 
@@ -239,7 +239,7 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
 def check_clients(num_clients: int, total: int) -> None:
     """Raises a ConfigError unless each client can have a sample."""
     expected = f"from 1 to {total}, the number of samples"
-    require("num_clients", num_clients, 1 <= num_clients <= total, expected)
+    require_value("num_clients", num_clients, 1 <= num_clients <= total, expected)
 
 
 def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> None:
@@ -247,4 +247,4 @@ def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> N
     mean = total // num_clients
     least = getattr(rule, name)
     expected = f"at most {mean}, the mean number of samples with num_clients={num_clients}"
-    require(f"{type(rule).__name__}.{name}", least, least <= mean, expected)
+    require_value(f"{type(rule).__name__}.{name}", least, least <= mean, expected)

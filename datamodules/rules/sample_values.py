@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, require
+from ..errors import ConfigError, require_value
 from ..partitions.index_arrays import IndexArrays
 from .partitioner import Columns, Partitioner, even_owners
 
@@ -58,7 +58,7 @@ class PerSample(Partitioner):
             also = "per training and official test sample"
             expected += f", or ({num_samples},), one {self.noun} {also}"
         holds = len(values) in (num_train, num_samples)
-        require(f"{self._key}.shape", values.shape, holds, expected)
+        require_value(f"{self._key}.shape", values.shape, holds, expected)
         return rule
 
     @property
@@ -92,7 +92,7 @@ class PerSample(Partitioner):
             )
         holds = values.ndim == 1 and total in (None, len(values))
         expected = f"({'N' if total is None else total},), one {noun} per sample"
-        require(f"{self._key}.shape", values.shape, holds, expected)
+        require_value(f"{self._key}.shape", values.shape, holds, expected)
         if values.dtype.kind in "fO":  # an array of objects may hold text, as arrays of pandas do
             given = values.tolist()
             missing = sum(value is None or value != value for value in given)
@@ -190,10 +190,10 @@ class Groups(PerSample):
         self.groups = [list(group) for group in groups]
         self.counts_clients = True
         filled = len(self.groups) > 0 and all(self.groups)
-        require("Groups.groups", groups, filled, "a list of lists with at least one id each")
+        require_value("Groups.groups", groups, filled, "a list of lists with at least one id each")
         given = [str(name) for group in self.groups for name in group]
         twice = sorted({name for name in given if given.count(name) > 1})
-        require("Groups.groups", groups, not twice, f"without ids in two places ({twice})")
+        require_value("Groups.groups", groups, not twice, f"without ids in two places ({twice})")
 
     def __repr__(self) -> str:
         column = ""
@@ -219,7 +219,9 @@ class Groups(PerSample):
             number[rng.permutation(len(names))] = even_owners(len(names), num_clients)
             return number[owners]
         known = len(self.groups)
-        require("num_clients", num_clients, num_clients == known, f"{known} or null, as in groups")
+        require_value(
+            "num_clients", num_clients, num_clients == known, f"{known} or null, as in groups"
+        )
         place = {}
         for number_of_id, name in enumerate(names.tolist()):
             place[name] = number_of_id
@@ -227,7 +229,7 @@ class Groups(PerSample):
         for client, group in enumerate(self.groups):
             for name in group:
                 expected = "groups of ids that samples have, such as " + repr(names.tolist()[0])
-                require("Groups.groups", name, name in place, expected)
+                require_value("Groups.groups", name, name in place, expected)
                 number[place[name]] = client
         return number[owners]
 
@@ -275,7 +277,7 @@ class ByValue(PerSample):
             values = self.sample_values(len(targets))
         kind = f"{values.dtype} of shape {values.shape}"
         holds = values.ndim == 1 and values.dtype.kind in "biuf"
-        require("ByValue.values", kind, holds, "one number per sample")
+        require_value("ByValue.values", kind, holds, "one number per sample")
         shuffled = rng.permutation(len(values))
         owners = np.empty(len(values), np.int64)
         order = shuffled[np.argsort(values[shuffled], kind="stable")]
@@ -293,4 +295,4 @@ class ByValue(PerSample):
 
 def _check_clients(num_clients: int, names: int) -> None:
     expected = f"at most {names}, the number of different client_ids"
-    require("num_clients", num_clients, num_clients <= names, expected)
+    require_value("num_clients", num_clients, num_clients <= names, expected)

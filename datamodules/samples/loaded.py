@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from ..errors import ConfigError, require
+from ..errors import ConfigError, require_value
 from .samples import Samples, TensorSamples, are_scaled, check_finite
 
 _PIXELS = 64  # so many columns of uint8 may be images, as small as 8x8
@@ -92,7 +92,9 @@ def host_targets(samples: Samples) -> np.ndarray:
     targets = samples.targets.cpu().numpy()
     if targets.dtype.kind == "i" and targets.ndim == 1:
         least = int(targets.min())
-        require("smallest target", least, least >= 0, "at least 0, as integer targets are classes")
+        require_value(
+            "smallest target", least, least >= 0, "at least 0, as integer targets are classes"
+        )
     return targets
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from ..errors import ConfigError, error_line, require
+from ..errors import ConfigError, error_line, require_value
 
 IGNORED = -100  # a target that counts nowhere if the loss has no `ignore_index`, as in PyTorch
 
@@ -89,10 +89,12 @@ class TensorSamples(Samples):
         number = 0
         if inputs.ndim:
             number = len(inputs)
-        require("TensorSamples.inputs.shape", shape, number > 0, "(N, ...) with N > 0 samples")
+        require_value(
+            "TensorSamples.inputs.shape", shape, number > 0, "(N, ...) with N > 0 samples"
+        )
         shape = tuple(targets.shape)
         expected = f"({number}, ...), one target per input"
-        require("TensorSamples.targets.shape", shape, shape[:1] == (number,), expected)
+        require_value("TensorSamples.targets.shape", shape, shape[:1] == (number,), expected)
         self.inputs = inputs
         self.targets = _as_targets(targets)
         self.device = inputs.device
@@ -151,7 +153,9 @@ class DatasetSamples(Samples):
             targets = _as_tensor("DatasetSamples.targets", targets)
             shape = tuple(targets.shape)
             expected = f"({self._length}, ...), one target per item"
-            require("DatasetSamples.targets.shape", shape, shape[:1] == (self._length,), expected)
+            require_value(
+                "DatasetSamples.targets.shape", shape, shape[:1] == (self._length,), expected
+            )
             self.targets = _as_targets(targets)
         self.dataset = dataset
         self.device = torch.device(device)
@@ -185,8 +189,10 @@ def concatenate(first: Samples, second: Samples) -> Samples:
             b = getattr(second, key)
             sizes = ", ".join(map(str, ("N", *a.shape[1:])))
             fits = a.shape[1:] == b.shape[1:]
-            require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
-            require(f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}")
+            require_value(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
+            require_value(
+                f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}"
+            )
         kind = TensorSamples
         if type(first) is type(second):
             kind = type(first)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, require
+from ..errors import ConfigError, require_value
 from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
 
@@ -93,9 +93,9 @@ class ArrayDataModule(FederatedDataModule):
         key = "ArrayDataModule.file"
         self._file: Path | None = None
         if file is not None:
-            require(key, str(file), not given, f"None, as {', '.join(given)} are given")
+            require_value(key, str(file), not given, f"None, as {', '.join(given)} are given")
             self._file = Path(file).expanduser()
-            require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
+            require_value(key, str(file), self._file.is_file(), "the path of an existing .npz file")
         else:
             self._loaded = self._convert("an array, as there is no file", given)
 
@@ -107,7 +107,7 @@ class ArrayDataModule(FederatedDataModule):
     def _convert(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
         """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""
         for key in ("inputs", "targets"):
-            require(f"ArrayDataModule.{key}", None, key in arrays, expected)
+            require_value(f"ArrayDataModule.{key}", None, key in arrays, expected)
         tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
         wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
         self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
@@ -150,7 +150,7 @@ def _read_array(key: str, stored: Any, name: str) -> np.ndarray:
 def _tensor(key: str, array: np.ndarray) -> Tensor:
     """Converts an array to a tensor; float64 and wider types become float32."""
     is_number = array.dtype.kind in "biuf"
-    require(f"ArrayDataModule.{key}.dtype", array.dtype, is_number, "a type of numbers")
+    require_value(f"ArrayDataModule.{key}.dtype", array.dtype, is_number, "a type of numbers")
     if array.dtype.kind == "f" and array.dtype.itemsize > 4:
         with np.errstate(over="ignore"):  # infinite values raise an error when the data are loaded
             array = array.astype(np.float32)

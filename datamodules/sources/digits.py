@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, require
+from ..errors import ConfigError, require_value
 from ..protocols.protocol import Protocol
 from ..rules.label_skew import Dirichlet
 from ..rules.partitioner import Partitioner
@@ -47,7 +47,7 @@ class DigitsDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         key = f"{type(self).__name__}.test_share"
-        require(key, test_share, 0 < test_share < 1, "between 0 and 1")
+        require_value(key, test_share, 0 < test_share < 1, "between 0 and 1")
         self.test_share = test_share
         super().__init__(num_clients, partition or Dirichlet(0.1), protocol, **kwargs)
 

@@ -13,7 +13,14 @@ from typing import Any, Literal
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, error_line, optional_module, require
+from ..errors import (
+    ConfigError,
+    check_optional,
+    check_whole,
+    error_line,
+    optional_module,
+    require_value,
+)
 from ..samples.images import has_16_bits, pixels_of, read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -164,7 +171,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         for argument, split in named.items():
             holds = split is None or split in found
             expected = f"one of {', '.join(found)}"
-            require(f"HuggingFaceDataModule.{argument}", split, holds, expected)
+            require_value(f"HuggingFaceDataModule.{argument}", split, holds, expected)
         splits = [found[split] for split in named.values() if split is not None]
         for argument in ("input_column", "target_column", "client_column"):
             column = getattr(self, argument)
@@ -175,7 +182,7 @@ class HuggingFaceDataModule(FederatedDataModule):
                 names = split.column_names
                 expected = f"one of the columns, which are {', '.join(names)}"
                 holds = column is None or column in names
-                require(f"HuggingFaceDataModule.{argument}", column, holds, expected)
+                require_value(f"HuggingFaceDataModule.{argument}", column, holds, expected)
         return splits
 
     def _inputs(self, splits: Sequence[Any], column: str) -> np.ndarray:

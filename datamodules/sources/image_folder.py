@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, require
+from ..errors import ConfigError, check_optional, require_value
 from ..samples.images import decode
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -73,9 +73,11 @@ class ImageFolderDataModule(FederatedDataModule):
         super().__init__(**kwargs)
         self.folder = Path(folder).expanduser()
         known = get_args(Levels)
-        require("ImageFolderDataModule.levels", levels, levels in (None, *known), ", ".join(known))
+        require_value(
+            "ImageFolderDataModule.levels", levels, levels in (None, *known), ", ".join(known)
+        )
         both = table is not None and levels is not None
-        require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
+        require_value("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
         self.levels = levels or "class"
         self.table = table
         self.cache = None
@@ -182,5 +184,5 @@ def _image(path: Path, values: dict[str, str], place: str) -> _Image:
     split = values.get("split", "train")
     key = f"ImageFolderDataModule: the split of {place}"
     known = ("train", "test")
-    require(key, split, split in known, "train or test")
+    require_value(key, split, split in known, "train or test")
     return _Image(path, values["class"], values.get("client"), split)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, error_line, require
+from ..errors import ConfigError, check_optional, check_whole, error_line, require_value
 from ..protocols.protocol import OfficialSplit
 from ..rules.sample_values import Natural
 from ..samples.images import decode
@@ -94,7 +94,7 @@ class LeafDataModule(FederatedDataModule):
         key = f"{type(self).__name__}.min_samples"
         most = int(np.bincount(number).max())
         expected = f"at most {most}, the largest number of samples of a user"
-        require(key, self.min_samples, bool(enough.any()), expected)
+        require_value(key, self.min_samples, bool(enough.any()), expected)
         ids = np.full(len(users), "", object)
         ids[enough] = self.clients(users[enough])
         owners = ids[number].astype(str)
@@ -194,12 +194,12 @@ class FEMNISTDataModule(LeafDataModule):
         if self.writers is not None:
             count = self.writers
         expected = f"at most {len(users)}, the number of writers with enough samples"
-        require("FEMNISTDataModule.writers", self.writers, count <= len(users), expected)
+        require_value("FEMNISTDataModule.writers", self.writers, count <= len(users), expected)
         agents = count
         if self.agents is not None:
             agents = self.agents
         expected = f"at most {count}, the number of writers"
-        require("FEMNISTDataModule.agents", self.agents, agents <= count, expected)
+        require_value("FEMNISTDataModule.agents", self.agents, agents <= count, expected)
         names = [users[i % agents] for i in range(count)]  # a client has its first writer's name
         return np.array([*names, *[""] * (len(users) - count)])
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, check_optional, check_whole, error_line, require
+from ..errors import ConfigError, check_optional, check_whole, error_line, require_value
 from .leaf import LeafDataModule
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -100,7 +100,7 @@ class Sent140DataModule(LeafDataModule):
                 "an existing file: glove.6B.300d.txt of nlp.stanford.edu/data/glove.6B.zip, or the "
                 "embs.json that LEAF's models/sent140/get_embs.sh writes"
             )
-            require(key, str(embeddings), holds, expected)
+            require_value(key, str(embeddings), holds, expected)
         key = "Sent140DataModule.vocabulary_size"
         self.vocabulary_size = check_optional(key, vocabulary_size)
         self.length = check_whole("Sent140DataModule.length", length)

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_whole, require
-from ..files import replaced
+from ..errors import ConfigError, check_whole, require_value
+from ..files import new_content
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
@@ -119,13 +119,13 @@ class RDatasetsDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         key = type(self).__name__
-        require(f"{key}.name", name, name in _TABLES, f"one of {', '.join(_TABLES)}")
+        require_value(f"{key}.name", name, name in _TABLES, f"one of {', '.join(_TABLES)}")
         known = _TABLES[name].clients
         self.client_column = known[0]
         if client_column is not None:
             self.client_column = client_column
         expected = f"one of {', '.join(known)}"
-        require(f"{key}.client_column", client_column, self.client_column in known, expected)
+        require_value(f"{key}.client_column", client_column, self.client_column in known, expected)
         self.min_samples = check_whole(f"{key}.min_samples", min_samples)
         self.table = _TABLES[name]
         self.path = Path(root).expanduser() / f"{name}.npz"
@@ -147,7 +147,7 @@ class RDatasetsDataModule(FederatedDataModule):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         owners: Any = {name: np.array(rows[name].to_list()) for name in table.clients}
         targets = np.array(rows[table.target].to_list())
-        with replaced(self.path) as file:
+        with new_content(self.path) as file:
             np.savez_compressed(file, inputs=np.hstack(parts), targets=targets, **owners)
 
     def load(self) -> Loaded:
@@ -156,7 +156,9 @@ class RDatasetsDataModule(FederatedDataModule):
         owners = columns[self.client_column]
         _, client, sizes = np.unique(owners, return_inverse=True, return_counts=True)
         kept = sizes[client] >= self.min_samples
-        require("clients that are left", 0, bool(kept.any()), "at least 1; choose less min_samples")
+        require_value(
+            "clients that are left", 0, bool(kept.any()), "at least 1; choose less min_samples"
+        )
         names, labels = np.unique(columns["targets"][kept], return_inverse=True)
         train = TensorSamples(columns["inputs"][kept], labels.astype(np.int64))
         return Loaded(train, None, owners[kept], class_names=names.astype(str).tolist())

@@ -11,7 +11,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, error_line, optional_module, require
+from ..errors import ConfigError, error_line, optional_module, require_value
 from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -96,13 +96,13 @@ class TableDataModule(FederatedDataModule):
             differ = 0 < len(class_names) == len({*self.given_classes})
             expected = "a list of different names, of targets that are classes"
             holds = differ and target_kind != "numbers"
-            require("TableDataModule.class_names", class_names, holds, expected)
+            require_value("TableDataModule.class_names", class_names, holds, expected)
         self.file = Path(file).expanduser()
         self.target_column = target_column
         self.client_column = client_column
         self.feature_columns = feature_columns
         holds = target_kind in (None, *_KINDS)
-        require("TableDataModule.target_kind", target_kind, holds, "classes, numbers or None")
+        require_value("TableDataModule.target_kind", target_kind, holds, "classes, numbers or None")
         self.target_kind = target_kind
         self.test_file = None
         if test_file is not None:
@@ -111,12 +111,12 @@ class TableDataModule(FederatedDataModule):
             if path is not None:
                 exists = path.suffix in (".csv", ".parquet") and path.is_file()
                 expected = "the path of an existing .csv or .parquet file"
-                require(f"TableDataModule.{key}", str(path), exists, expected)
+                require_value(f"TableDataModule.{key}", str(path), exists, expected)
         if feature_columns is not None:
             others = not {target_column, client_column} & set(feature_columns)
             holds = len(feature_columns) > 0 and others
             expected = "columns for inputs only"
-            require("TableDataModule.feature_columns", feature_columns, holds, expected)
+            require_value("TableDataModule.feature_columns", feature_columns, holds, expected)
 
     def load(self) -> Loaded:
         tables = [_read(path) for path in (self.file, self.test_file) if path is not None]
@@ -148,7 +148,7 @@ class TableDataModule(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """K, the number of `class_names` that were given, or the largest integer target plus one."""
+        """K, the number of given `class_names`, or the largest integer target plus one."""
         if self.given_classes is not None:
             return len(self.given_classes)
         return super().num_classes
@@ -177,7 +177,7 @@ class TableDataModule(FederatedDataModule):
         for one in names:
             expected = f"one of class_names, which are {', '.join(given)}"
             key = f"TableDataModule.target_column: a class of the column {name!r}"
-            require(key, one, one in given, expected)
+            require_value(key, one, one in given, expected)
         numbers = np.array([given.index(one) for one in names], np.int64)
         return numbers[labels], given
 
@@ -187,7 +187,7 @@ class TableDataModule(FederatedDataModule):
         for name, values in zip(features, columns, strict=True):
             _check_numbers("feature_columns", name, values, ", or be left out")
         expected = "at least one column"
-        require("TableDataModule.feature_columns", features, len(columns) > 0, expected)
+        require_value("TableDataModule.feature_columns", features, len(columns) > 0, expected)
         wide = np.stack(columns, 1)
         narrow = wide.astype(np.float32)
         if (narrow != wide).any() and "features" not in self.rounded_arrays:
@@ -204,7 +204,7 @@ class TableDataModule(FederatedDataModule):
         """Returns a column of all tables, without missing values; see `_joined`."""
         for table in tables:
             expected = f"one of the columns, which are {', '.join(table)}"
-            require(f"TableDataModule.{key}", name, name in table, expected)
+            require_value(f"TableDataModule.{key}", name, name in table, expected)
             values = table[name].values
             can_lack = values.dtype.kind in "Of"
             if can_lack and (n := sum(x is None or x != x or not str(x).strip() for x in values)):
@@ -259,7 +259,7 @@ def _read(path: Path) -> _Table:
         key = f"TableDataModule.file: {str(path)!r}"
         raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
     holds = len(columns) > 0 and len(columns[0].values) > 0
-    require("TableDataModule.file", str(path), holds, "a file with at least one row")
+    require_value("TableDataModule.file", str(path), holds, "a file with at least one row")
     return dict(zip(names, columns, strict=True))
 
 

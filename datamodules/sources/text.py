@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_whole, require
-from ..files import replaced
+from ..errors import ConfigError, check_whole, require_value
+from ..files import new_content
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import IGNORED, TensorSamples
@@ -71,7 +71,7 @@ class MovieLensDataModule(FederatedDataModule):
         genres = films["genres"].str.replace("|", ", ", regex=False)
         text = films["title"].fillna("Unknown title") + year + ". " + genres
         self.root.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as file:
+        with new_content(path) as file:
             np.savez_compressed(
                 file,
                 texts=text.to_numpy(str),
@@ -86,7 +86,7 @@ class MovieLensDataModule(FederatedDataModule):
         kept = np.bincount(film)[film] >= self.min_film_ratings
         kept &= np.bincount(user[kept], minlength=user.max() + 1)[user] >= self.min_user_ratings
         number = int(kept.sum())
-        require("ratings of MovieLens that are left", number, number > 0, "at least 1")
+        require_value("ratings of MovieLens that are left", number, number > 0, "at least 1")
         encode = encoder(self.tokenizer, self.length)
         tokens = np.array([encode(text) for text in texts.tolist()], np.int32)
         train = TensorSamples(tokens[film[kept]], (rating[kept] >= 4).astype(np.int64))
@@ -133,7 +133,9 @@ class InstructionDataModule(FederatedDataModule):
         self.length = check_whole("InstructionDataModule.length", length, 2)
         self.end = end
         self.padding = padding
-        require("InstructionDataModule.file", str(file), self.file.is_file(), "an existing file")
+        require_value(
+            "InstructionDataModule.file", str(file), self.file.is_file(), "an existing file"
+        )
 
     def load(self) -> Loaded:
         encode = encoder(self.tokenizer, None)

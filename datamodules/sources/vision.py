@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, require
-from ..files import replaced
+from ..errors import ConfigError, check_optional, require_value
+from ..files import new_content
 from ..protocols.protocol import Protocol
 from ..randomness import generator
 from ..rules.partitioner import Partitioner
@@ -121,7 +121,7 @@ class ImageDataModule(FederatedDataModule):
             number = self.train_samples
             most = len(targets)
             expected = f"at most {most}, the training samples of {self.title}"
-            require(f"{type(self).__name__}.train_samples", number, number <= most, expected)
+            require_value(f"{type(self).__name__}.train_samples", number, number <= most, expected)
             rng = generator(self.seed, "train_samples")
             chosen = torch.from_numpy(np.sort(rng.choice(most, number, replace=False)))
             inputs = inputs[chosen]
@@ -183,7 +183,7 @@ class FashionMNISTDataModule(ImageDataModule):
             packed = self.installed / f"{path.name}.gz"
             if packed.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with replaced(path) as opened:
+                with new_content(path) as opened:
                     opened.write(gzip.decompress(packed.read_bytes()))
         if self._missing():
             super().download()
@@ -213,7 +213,7 @@ class EMNISTDataModule(ImageDataModule):
     def __init__(self, split: EMNISTSplit = "balanced", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         known = get_args(EMNISTSplit)
-        require("EMNISTDataModule.split", split, split in known, f"one of {', '.join(known)}")
+        require_value("EMNISTDataModule.split", split, split in known, f"one of {', '.join(known)}")
         self.split = split
         self.files = _idx_files("EMNIST", f"emnist-{split}-train", f"emnist-{split}-test")
 
@@ -319,7 +319,7 @@ class TinyImageNetDataModule(ImageDataModule):
             paths, names = zip(*pairs, strict=True)
             labels = np.array([wnids.index(wnid) for wnid in names], np.int64)
             for kind, array in (("images", decode(paths)), ("labels", labels)):
-                with replaced(folder / f"{split}_{kind}.npy") as file:
+                with new_content(folder / f"{split}_{kind}.npy") as file:
                     np.save(file, array)
 
     def _unpack(self, folder: Path) -> None:

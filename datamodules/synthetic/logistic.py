@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import check_whole, require
+from ..errors import check_whole, require_value
 from ..randomness import generator
 from .newton import coupled_softmax
 from .problem import TheoryProblem
@@ -69,8 +69,10 @@ class HeterogeneousLogistic(TheoryProblem):
         check_whole(f"{name}.validation_samples", validation_samples, 0)
         check_whole(f"{name}.test_samples", test_samples, 0)
         holds = 0 <= heterogeneity < math.inf
-        require(f"{name}.heterogeneity", heterogeneity, holds, "at least 0 and finite")
-        require(f"{name}.labels", labels, labels in ("argmax", "sampled"), "'argmax' or 'sampled'")
+        require_value(f"{name}.heterogeneity", heterogeneity, holds, "at least 0 and finite")
+        require_value(
+            f"{name}.labels", labels, labels in ("argmax", "sampled"), "'argmax' or 'sampled'"
+        )
         super().__init__(num_clients, sizes, **kwargs)
         self.features = features
         self.classes = classes
@@ -117,7 +119,7 @@ class HeterogeneousLogistic(TheoryProblem):
         None if the samples of all clients together (for a penalty of 0: of any single client) are
         separable, or if float64 does not show whether they are, as for a penalty near 0 (1e-9).
         """
-        require("solve.penalty", penalty, penalty >= 0, "at least 0")
+        require_value("solve.penalty", penalty, penalty >= 0, "at least 0")
         solution = coupled_softmax(*self.train_arrays(), self.classes, penalty)
         return solution and (torch.from_numpy(solution[0]), torch.from_numpy(solution[1]))
 
@@ -175,9 +177,11 @@ class AgentLogistic(TheoryProblem):
         name = type(self).__name__
         check_whole(f"{name}.samples_per_client", samples_per_client)
         check_whole(f"{name}.features", features)
-        require(f"{name}.non_iid", non_iid, non_iid in ("weak", "strong"), "'weak' or 'strong'")
+        require_value(
+            f"{name}.non_iid", non_iid, non_iid in ("weak", "strong"), "'weak' or 'strong'"
+        )
         for key, value in (("alpha", alpha), ("beta", beta)):
-            require(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
+            require_value(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         super().__init__(num_clients, (samples_per_client, 0, 0), **kwargs)
         self.features = features
         self.non_iid = non_iid

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import check_whole, require
+from ..errors import check_whole, require_value
 from ..partitions.index_arrays import IndexArrays
 from ..partitions.partition import Partition
 from ..protocols.protocol import Pool, Protocol
@@ -175,11 +175,15 @@ class LeastSquares(TheoryProblem):
         name = type(self).__name__
         check_whole(f"{name}.features", features)
         check_whole(f"{name}.samples_per_client", samples_per_client, features)
-        require(f"{name}.condition", condition, 1 <= condition < math.inf, "at least 1 and finite")
+        require_value(
+            f"{name}.condition", condition, 1 <= condition < math.inf, "at least 1 and finite"
+        )
         for key, value in (("heterogeneity", heterogeneity), ("noise", noise)):
-            require(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
+            require_value(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         holds = features > 1 or condition == 1
-        require(f"{name}.condition", condition, holds, "1, as features=1 gives one eigenvalue")
+        require_value(
+            f"{name}.condition", condition, holds, "1, as features=1 gives one eigenvalue"
+        )
         super().__init__(num_clients, (samples_per_client, 0, 0), **kwargs)
         self.features = features
         self.condition = float(condition)
@@ -217,7 +221,7 @@ class LeastSquares(TheoryProblem):
         return self._radius
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        require("solve.penalty", penalty, penalty >= 0, "at least 0")
+        require_value("solve.penalty", penalty, penalty >= 0, "at least 0")
         x, y = self.train_arrays()
         hessians = np.einsum("mnd,mne->mde", x, x) / x.shape[1]
         gradients = -np.einsum("mnd,mn->md", x, y) / x.shape[1]  # at 0

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import require
+from ..errors import require_value
 from ..randomness import choice, normal, uniform
 from ..samples.samples import Samples
 from .transform import Draws, Transform, check_images
@@ -39,7 +39,9 @@ class ClientRotation(Transform):
 
     def __init__(self, angles: Sequence[float] = (0, 90, 180, 270)) -> None:
         holds = len(angles) > 0 and all(math.isfinite(angle) for angle in angles)
-        require("ClientRotation.angles", angles, holds, "one or more finite numbers of degrees")
+        require_value(
+            "ClientRotation.angles", angles, holds, "one or more finite numbers of degrees"
+        )
         self.angles = [float(angle) for angle in angles]
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -67,7 +69,7 @@ class ClientInversion(Transform):
     per_client = True
 
     def __init__(self, share: float = 0.5) -> None:
-        require("ClientInversion.share", share, 0 <= share <= 1, "from 0 to 1")
+        require_value("ClientInversion.share", share, 0 <= share <= 1, "from 0 to 1")
         self.share = share
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -92,7 +94,9 @@ class ClientBlur(Transform):
 
     def __init__(self, sigmas: Sequence[float] = (0, 1)) -> None:
         holds = len(sigmas) > 0 and all(0 <= sigma < math.inf for sigma in sigmas)
-        require("ClientBlur.sigmas", sigmas, holds, "one or more finite numbers of at least 0")
+        require_value(
+            "ClientBlur.sigmas", sigmas, holds, "one or more finite numbers of at least 0"
+        )
         self.sigmas = [float(sigma) for sigma in sigmas]
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -126,7 +130,7 @@ class ClientColour(Transform):
     per_client = True
 
     def __init__(self, strength: float = 0.3) -> None:
-        require("ClientColour.strength", strength, 0 <= strength <= 1, "from 0 to 1")
+        require_value("ClientColour.strength", strength, 0 <= strength <= 1, "from 0 to 1")
         self.strength = strength
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -157,7 +161,7 @@ class ClientNoise(Transform):
     per_client = True
 
     def __init__(self, level: float = 0.1) -> None:
-        require("ClientNoise.level", level, 0 <= level < math.inf, "at least 0 and finite")
+        require_value("ClientNoise.level", level, 0 <= level < math.inf, "at least 0 and finite")
         self.level = level
         self._num_clients: int | None = None
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_whole, require_value
 from ..randomness import choice, fold, uniform
 from ..samples.samples import Samples, TensorSamples, are_scaled, check_finite
 
@@ -110,20 +110,24 @@ class Normalize(Transform):
         if self.mean is not None or self.std is not None:
             sizes = [len(values or ()) for values in (self.mean, self.std)]
             matches = sizes[0] == sizes[1] > 0
-            require("Normalize.std", std, matches, f"as many numbers as mean, which is {mean}")
+            require_value(
+                "Normalize.std", std, matches, f"as many numbers as mean, which is {mean}"
+            )
         finite = self.std is None or all(0 < value < np.inf for value in self.std)
-        require("Normalize.std", std, finite, "positive and finite numbers")
+        require_value("Normalize.std", std, finite, "positive and finite numbers")
 
     def bound(self, train: Samples, num_clients: int) -> "Normalize":
         shape = tuple(train.input_shape)
-        require("Normalize: the inputs' shape", shape, bool(shape), "(C, ...), with C channels")
+        require_value(
+            "Normalize: the inputs' shape", shape, bool(shape), "(C, ...), with C channels"
+        )
         channels = shape[0]
         if self.mean is not None:
             expected = f"{channels} numbers, one per channel of the inputs"
-            require("Normalize.mean", self.mean, len(self.mean) == channels, expected)
+            require_value("Normalize.mean", self.mean, len(self.mean) == channels, expected)
             return self
         expected = "given, with std, as the samples are streamed"
-        require("Normalize.mean", None, isinstance(train, TensorSamples), expected)
+        require_value("Normalize.mean", None, isinstance(train, TensorSamples), expected)
         assert isinstance(train, TensorSamples)
         result = Normalize()
         result.mean, result.std = channel_statistics(train.inputs)
@@ -156,7 +160,7 @@ class RandomCrop(Transform):
 
     def __init__(self, padding: int = 4, probability: float = 1.0) -> None:
         self.padding = check_whole("RandomCrop.padding", padding)
-        require("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
+        require_value("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
         self.probability = probability
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -181,7 +185,9 @@ class HorizontalFlip(Transform):
     """
 
     def __init__(self, probability: float = 0.5) -> None:
-        require("HorizontalFlip.probability", probability, 0 <= probability <= 1, "from 0 to 1")
+        require_value(
+            "HorizontalFlip.probability", probability, 0 <= probability <= 1, "from 0 to 1"
+        )
         self.probability = probability
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -266,7 +272,7 @@ class Pipeline:
         some = train.gather(index)[0]
         kind = str(some.dtype)
         expected = "floating, or uint8 images, where transforms are given"
-        require("inputs.dtype", kind, some.is_floating_point(), expected)
+        require_value("inputs.dtype", kind, some.is_floating_point(), expected)
         bound = [transform.bound(train, num_clients) for transform in self.transforms]
         result = Pipeline(bound, self._seed)
         for visits in (None, torch.zeros_like(index)):  # as in evaluation, as in training
@@ -354,4 +360,4 @@ def check_images(transform: Transform, inputs: Tensor) -> None:
     """Raises a ConfigError unless inputs are images [n, C, H, W]."""
     key = f"{type(transform).__name__}: the inputs' shape"
     shape = tuple(inputs.shape)
-    require(key, shape, inputs.ndim == 4, "(n, C, H, W), images")
+    require_value(key, shape, inputs.ndim == 4, "(n, C, H, W), images")

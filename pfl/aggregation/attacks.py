@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.errors import check_whole, require_value
 from pfl.datamodules.randomness import uniform
 from pfl.errors import ConfigError
 
@@ -68,7 +68,7 @@ class SignFlip(Attack):
     """
 
     def __init__(self, scale: float = 1.0) -> None:
-        require("SignFlip.scale", scale, scale > 0, "above 0")
+        require_value("SignFlip.scale", scale, scale > 0, "above 0")
         self.scale = scale
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
@@ -83,7 +83,7 @@ class Scaling(Attack):
     """
 
     def __init__(self, factor: float = 10.0) -> None:
-        require("Scaling.factor", factor, factor > 1, "above 1")
+        require_value("Scaling.factor", factor, factor > 1, "above 1")
         self.factor = factor
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
@@ -98,7 +98,7 @@ class RandomMessage(Attack):
     """
 
     def __init__(self, deviation: float = 1.0) -> None:
-        require("RandomMessage.deviation", deviation, deviation > 0, "above 0")
+        require_value("RandomMessage.deviation", deviation, deviation > 0, "above 0")
         self.deviation = deviation
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
@@ -137,7 +137,7 @@ class InnerProduct(Attack):
     """
 
     def __init__(self, scale: float = 0.5) -> None:
-        require("InnerProduct.scale", scale, scale > 0, "above 0")
+        require_value("InnerProduct.scale", scale, scale > 0, "above 0")
         self.scale = scale
 
     def collude(self, honest: Tensor, attackers: int) -> Tensor:
@@ -185,8 +185,8 @@ class Backdoor(Attack):
     ) -> None:
         check_whole("Backdoor.target", target, 0)
         check_whole("Backdoor.size", size)
-        require("Backdoor.share", share, 0 < share <= 1, "above 0 and at most 1")
-        require("Backdoor.factor", factor, factor >= 1, "at least 1")
+        require_value("Backdoor.share", share, 0 < share <= 1, "above 0 and at most 1")
+        require_value("Backdoor.factor", factor, factor >= 1, "at least 1")
         self.target = target
         self.size = size
         self.value = value

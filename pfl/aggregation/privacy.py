@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pfl.aggregation.accountant import Accountant
 from pfl.aggregation.joined import Values, clipped_sums
-from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.errors import check_whole, require_value
 from pfl.errors import ConfigError
 from pfl.randomness import DrawKey
 
@@ -50,8 +50,10 @@ class AdaptiveClip:
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        require("loop.privacy.adaptive.quantile", self.quantile, 0 < self.quantile < 1, "in (0, 1)")
-        require("loop.privacy.adaptive.rate", self.rate, self.rate > 0, "above 0")
+        require_value(
+            "loop.privacy.adaptive.quantile", self.quantile, 0 < self.quantile < 1, "in (0, 1)"
+        )
+        require_value("loop.privacy.adaptive.rate", self.rate, self.rate > 0, "above 0")
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,13 @@ class Privacy:
             raise ConfigError(
                 f"{name}.bands: {self.bands}; noise over rounds needs a clip that stays"
             )
-        require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
+        require_value(f"{name}.clip", self.clip, self.clip > 0, "above 0")
         z = self.noise_multiplier
         epsilon = self.epsilon
         delta = self.delta
-        require(f"{name}.noise_multiplier", z, z is None or 0 <= z < math.inf, "at least 0")
-        require(f"{name}.epsilon", epsilon, epsilon is None or epsilon > 0, "above 0")
-        require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
+        require_value(f"{name}.noise_multiplier", z, z is None or 0 <= z < math.inf, "at least 0")
+        require_value(f"{name}.epsilon", epsilon, epsilon is None or epsilon > 0, "above 0")
+        require_value(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
         if z is None and epsilon is None:
             raise ConfigError(f"{name}: give noise_multiplier, or epsilon, from which it follows")
 
@@ -139,9 +141,9 @@ class SamplePrivacy:
         name = "loop.sample_privacy"
         z = self.noise_multiplier
         delta = self.delta
-        require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
-        require(f"{name}.noise_multiplier", z, 0 <= z < math.inf, "at least 0")
-        require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
+        require_value(f"{name}.clip", self.clip, self.clip > 0, "above 0")
+        require_value(f"{name}.noise_multiplier", z, 0 <= z < math.inf, "at least 0")
+        require_value(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
 
     def epsilons(self, sizes: np.ndarray, counts: np.ndarray, batch_size: int | None) -> np.ndarray:
         """Returns the ε of each client, [C]; 0 before its first gradient.
@@ -239,7 +241,9 @@ class PrivateMean:
             return 0.0
         noise = adaptive.count_noise
         noise = max(self.cohort / 20, z) if noise is None else noise
-        require("loop.privacy.adaptive.count_noise", noise, noise > z / 2, f"above z / 2 = {z / 2}")
+        require_value(
+            "loop.privacy.adaptive.count_noise", noise, noise > z / 2, f"above z / 2 = {z / 2}"
+        )
         return noise
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pfl.aggregation.attacks import Attack
 from pfl.aggregation.joined import Values, join, split
-from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.errors import check_whole, require_value
 from pfl.errors import ConfigError
 
 
@@ -72,7 +72,7 @@ class TrimmedMean(Rule):
     """
 
     def __init__(self, share: float = 0.2) -> None:
-        require("TrimmedMean.share", share, 0 <= share < 0.5, "at least 0 and below 1/2")
+        require_value("TrimmedMean.share", share, 0 <= share < 0.5, "at least 0 and below 1/2")
         self.share = share
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ class GeometricMedian(Rule):
 
     def __init__(self, steps: int = 1000, smoothing: float = 1e-6, tolerance: float = 1e-7) -> None:
         check_whole("GeometricMedian.steps", steps)
-        require("GeometricMedian.smoothing", smoothing, smoothing > 0, "above 0")
-        require("GeometricMedian.tolerance", tolerance, tolerance >= 0, "at least 0")
+        require_value("GeometricMedian.smoothing", smoothing, smoothing > 0, "above 0")
+        require_value("GeometricMedian.tolerance", tolerance, tolerance >= 0, "at least 0")
         self.steps = steps
         self.smoothing = smoothing
         self.tolerance = tolerance
@@ -184,7 +184,7 @@ class NormBound(Rule):
     """
 
     def __init__(self, limit: float | None = None) -> None:
-        require("NormBound.limit", limit, limit is None or limit > 0, "above 0, or null")
+        require_value("NormBound.limit", limit, limit is None or limit > 0, "above 0, or null")
         self.limit = limit
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.clients import Clients
-from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.errors import check_whole, require_value
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features
@@ -58,7 +58,7 @@ class EmbeddingFigure(Callback):
         loop = pl_module.run.loop
         holds = self.client < loop.num_clients
         expected = f"below {loop.num_clients}, the number of clients"
-        require("EmbeddingFigure.client", self.client, holds, expected)
+        require_value("EmbeddingFigure.client", self.client, holds, expected)
         if not loop.datamodule.has_labels:
             raise ConfigError("EmbeddingFigure: it needs classes, and the targets are numbers")
 

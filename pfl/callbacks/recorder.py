@@ -19,7 +19,7 @@ from pfl import files
 from pfl.callbacks import run_result
 from pfl.callbacks.run_folder import RunFolder
 from pfl.callbacks.run_settings import changes, configuration, settings
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.run_summary import summary_table
@@ -228,7 +228,7 @@ class RunRecorder(Callback):
         limit = trainer.max_epochs
         holds = trainer.state.fn != "fit" or limit is None or limit < 0 or limit >= rounds
         expected = f"at least {rounds}, the number of rounds in the checkpoint"
-        require("trainer.max_epochs", limit, holds, expected)
+        require_value("trainer.max_epochs", limit, holds, expected)
 
     # ---- test and predict ---------------------------------------------------------------------
 

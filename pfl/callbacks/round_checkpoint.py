@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 
 COST_SHARE = 0.02  # largest share of the time since the last checkpoint that saving may take
 
@@ -53,7 +53,7 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def __init__(self, every_seconds: float = 30.0) -> None:
         key = "RoundCheckpoint.every_seconds"
-        require(key, every_seconds, every_seconds >= 0, "a number of seconds of at least 0")
+        require_value(key, every_seconds, every_seconds >= 0, "a number of seconds of at least 0")
         super().__init__(
             filename="last",
             save_top_k=1,

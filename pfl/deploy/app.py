@@ -20,7 +20,7 @@ from pfl import files
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import read
 from pfl.configuration.messages import quiet
-from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.errors import check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
 from pfl.deploy.data import NAMES, OwnSamples, own_statistics, told_names, unlike
@@ -94,7 +94,7 @@ def write_app(words: list[str], out: Path) -> int:
     built = _Deployed(["fit", *words], Path.cwd())
     values = built.values
     name = values["trainer"]["name"]
-    require("trainer.name", name, name.isprintable(), "a name within the runs folder")
+    require_value("trainer.name", name, name.isprintable(), "a name within the runs folder")
     _dtype(values)
     data = built.data
     lacking = own_statistics(data)
@@ -199,7 +199,7 @@ class _ServerCLI(FederatedCLI):
         agreed = agreement(values, server, self.model.network)
         timeout = _number("timeout", self.options["timeout"])
         enough = check_whole("parties", self.options["parties"])
-        require("parties", enough, enough <= loop.num_clients, f"at most {loop.num_clients}")
+        require_value("parties", enough, enough <= loop.num_clients, f"at most {loop.num_clients}")
         parties = Parties(self.channel, agreed, loop.num_clients, timeout, enough)
         Server(parties).join(self.trainer, self.model, loop)
 
@@ -225,7 +225,7 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
 def _number(key: str, value: Any) -> float:
     """Returns a positive number; text, as of a number in quotes, is none."""
     holds = type(value) in (int, float) and 0 < value < float("inf")
-    require(key, value, holds, "a positive number of seconds")
+    require_value(key, value, holds, "a positive number of seconds")
     return float(value)
 
 
@@ -246,7 +246,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     given = _read_options(path)
     if client is None:
         client = given.get("client")
-    require("client", client, type(client) is int and client >= 0, "the number of the party")
+    require_value("client", client, type(client) is int and client >= 0, "the number of the party")
     assert client is not None
     app = path.parent / given["app"]
     folder = path.parent / given["folder"]
@@ -299,9 +299,9 @@ def _read_options(path: Path) -> dict[str, Any]:
     given = defaults | given
     for key in ("app", "folder", "socket"):
         holds = key not in given or isinstance(given[key], str)
-        require(f"{path}: {key}", given.get(key), holds, "a path")
+        require_value(f"{path}: {key}", given.get(key), holds, "a path")
     sizes = given["share_sizes"]
-    require(f"{path}: share_sizes", sizes, isinstance(sizes, bool), "true or false")
+    require_value(f"{path}: share_sizes", sizes, isinstance(sizes, bool), "true or false")
     check_whole(f"{path}: message_limit", given["message_limit"])
     return given
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pfl.datamodules import FederatedDataModule, Normalize, TableDataModule
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.datamodules.partitions.index_arrays import IndexArrays, Ragged
 from pfl.datamodules.partitions.partition import Partition
 from pfl.datamodules.samples.loaded import Loaded
@@ -87,7 +87,7 @@ class OwnSamples(FederatedDataModule):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
-        require("client", client, 0 <= client < num_clients, f"from 0 to {num_clients - 1}")
+        require_value("client", client, 0 <= client < num_clients, f"from 0 to {num_clients - 1}")
         self.own = own
         self.client_id = client
         self.classes: int | None = None
@@ -109,7 +109,9 @@ class OwnSamples(FederatedDataModule):
             )
         own.prepare_data()
         own.setup(stage)
-        require("data.num_clients", own.num_clients, own.num_clients in (1, count), f"1 or {count}")
+        require_value(
+            "data.num_clients", own.num_clients, own.num_clients in (1, count), f"1 or {count}"
+        )
         mine = self.client_id
         if own.num_clients == 1:
             mine = 0

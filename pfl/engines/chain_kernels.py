@@ -54,7 +54,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right)
 
 
-def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
+def linear_layer(x: Tensor, parameters: list[Tensor]) -> Tensor:
     """Returns x W' + b, for one model or for each of several."""
     weight = parameters[0]
     rows = x.size(-2)
@@ -85,7 +85,7 @@ def map_sizes(x: Tensor) -> tuple[int, int, int]:
     return x.size(0), x.size(1), x.numel() // max(1, x.size(0) * x.size(1))
 
 
-def move(into: list[Tensor], gradients: list[Tensor], beta: float, alpha: float) -> None:
+def move_parameters(into: list[Tensor], gradients: list[Tensor], beta: float, alpha: float) -> None:
     """Computes into <- beta into + alpha g, in place, for the parameters that move."""
     for place, gradient in zip(into, gradients):  # noqa: B905 (not in TorchScript)
         if place.numel() == 0:
@@ -123,7 +123,7 @@ def forward(
         s = layers.settings[n]
         extra: list[Tensor] = []
         if kind == "linear":
-            y = linear(x, parameters[n])
+            y = linear_layer(x, parameters[n])
         elif kind == "convolution" or kind == "pooled convolution":
             w = parameters[n][0]
             bias = parameters[n][1] if len(parameters[n]) > 1 else None
@@ -213,7 +213,7 @@ def backward(
                 before, g, of_bias = torch.ops.aten.convolution_backward(
                     d, x, w, sizes, s[:2], s[2:4], s[4:6], False, [0, 0], s[6], wanted
                 )
-            move(into[n], [g, of_bias], beta, alpha)
+            move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
         elif kind == "group norm":
             scale = parameters[n][0] if len(parameters[n]) > 0 else None
@@ -228,7 +228,7 @@ def backward(
             before, g, of_bias = torch.ops.aten.native_group_norm_backward(
                 d, x, mean, inverse, scale, b, c, pixels, s[0], [on, moving[0], moving[1]]
             )
-            move(into[n], [g, of_bias], beta, alpha)
+            move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
         elif kind == "pooling":
             d = torch.ops.aten.max_pool2d_with_indices_backward(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.experiments.grid import Grid
 from pfl.experiments.jobs import finished_outcome, read_run, run_all
 from pfl.experiments.results import Results
@@ -56,20 +56,20 @@ class Comparison(Grid):
             baseline = self.baseline
         object.__setattr__(self, "baseline", baseline)
         known = f"one of {', '.join(self.runs)}"
-        require("baseline", baseline, baseline in self.runs, known)
+        require_value("baseline", baseline, baseline in self.runs, known)
         for run, spent in self.tuning.items():
-            require("tuning", run, run in self.runs, known)
+            require_value("tuning", run, run in self.runs, known)
             expected = f"numbers of {', '.join(SPENT)}"
-            require(f"tuning.{run}", spent, spent.keys() <= {*SPENT}, expected)
+            require_value(f"tuning.{run}", spent, spent.keys() <= {*SPENT}, expected)
         limits = [*(self.budget or {"rounds": 1.0}).items()]
         holds = len(limits) == 1 and limits[0][0] in BUDGETS and 0 < limits[0][1] < math.inf
         expected = f"one of {', '.join(BUDGETS)} and a positive number"
-        require("budget", self.budget, holds, expected)
+        require_value("budget", self.budget, holds, expected)
         holds = self.metric is None or not self.metric.startswith(("val/", "test/"))
         expected = "a score without its split, such as f1_score or global/accuracy"
-        require("metric", self.metric, holds, expected)
+        require_value("metric", self.metric, holds, expected)
         holds = self.bandwidth is None or 0 < self.bandwidth < math.inf
-        require("bandwidth", self.bandwidth, holds, "a number of bits a second, such as 1e8")
+        require_value("bandwidth", self.bandwidth, holds, "a number of bits a second, such as 1e8")
 
     @property
     def limit(self) -> tuple[str, float] | None:

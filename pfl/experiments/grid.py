@@ -33,7 +33,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from pfl.configuration import files
 from pfl.configuration.messages import closest, complaint
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.files import make_folder
 
@@ -116,14 +116,16 @@ class Grid:
 
     def __post_init__(self) -> None:
         for key in ("common", "runs"):
-            require(key, getattr(self, key), bool(getattr(self, key)), "keys and their values")
+            require_value(
+                key, getattr(self, key), bool(getattr(self, key)), "keys and their values"
+            )
         if isinstance(self.seeds, int):
             seeds = list(range(self.seeds))
         else:
             seeds = self.seeds
         holds = bool(seeds) and min(seeds) >= 0 and len(set(seeds)) == len(seeds)
         expected = "their number, at least 1, or a list of different whole numbers"
-        require("seeds", self.seeds, holds, expected)
+        require_value("seeds", self.seeds, holds, expected)
         runs = {str(run): change or {} for run, change in self.runs.items()}
         axes = [_axis(*item) for item in self.grid.items()]
         points = dict(axes)
@@ -132,7 +134,7 @@ class Grid:
             _check_names(where, [folder_name(str(name)) for name in names])
         for change in (change for values in points.values() for change in values.values()):
             for run in (*change["runs"], *change["without"]):
-                require("grid", run, run in runs, f"one of the runs {', '.join(self.runs)}")
+                require_value("grid", run, run in runs, f"one of the runs {', '.join(self.runs)}")
         values = {
             "common": _change("common", self.common),
             "runs": {run: _change(f"runs.{run}", change) for run, change in runs.items()},
@@ -291,7 +293,7 @@ def _check_names(where: str, names: Sequence[str]) -> None:
 
 def _change(where: str, change: Any) -> Config:
     """Returns a change of a configuration without dotted keys."""
-    require(where, change, isinstance(change, dict), "keys and their values")
+    require_value(where, change, isinstance(change, dict), "keys and their values")
     if "seed_everything" in change:
         raise ConfigError(f"{where}.seed_everything: the seeds of all runs stand under seeds")
     return nest(change)
@@ -316,8 +318,8 @@ def _point(where: str, change: Any) -> Config:
     content = _change(where, change)
     runs = change.get("runs") or {}
     without = change.get("without", [])
-    require(f"{where}.runs", runs, isinstance(runs, dict), "keys and their values")
-    require(f"{where}.without", without, isinstance(without, list), "a list of runs")
+    require_value(f"{where}.runs", runs, isinstance(runs, dict), "keys and their values")
+    require_value(f"{where}.without", without, isinstance(without, list), "a list of runs")
     runs = {str(run): _change(f"{where}.runs.{run}", more or {}) for run, more in runs.items()}
     return {**content, "runs": runs, "without": without}
 

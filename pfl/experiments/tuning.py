@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from pfl.datamodules.errors import check_optional, require
+from pfl.datamodules.errors import check_optional, require_value
 from pfl.errors import ConfigError
 from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, open_study, trial_of
 from pfl.experiments.comparison import Comparison
@@ -66,7 +66,7 @@ Space = dict[str, list[Any] | Range]  # all values or a range, by dotted key
 
 def read_space(where: str, content: Any) -> Space:
     """Returns the checked values to try, by dotted key: lists, and ranges or their arguments."""
-    require(where, content, isinstance(content, dict), "keys and the values to try")
+    require_value(where, content, isinstance(content, dict), "keys and the values to try")
     parser = ArgumentParser(exit_on_error=False)
     space = Space()
     parser.add_argument("--tried", type=list[bool | int | float | str | None] | Range)
@@ -81,7 +81,7 @@ def read_space(where: str, content: Any) -> Space:
                 raise ValueError
         except (ArgumentError, TypeError, ValueError):
             expected = "like {low: 0.001, high: 1.0, log: true}, or a list of values"
-            require(f"{where}.{key}", values, False, expected)
+            require_value(f"{where}.{key}", values, False, expected)
     return space
 
 
@@ -114,11 +114,11 @@ class Tune:
             check_optional(f"tune.{key}", getattr(self, key), least)
         holds = self.prune_after is None or self.seeds == 1
         expected = f"null, since trials of {self.seeds} seeds run to their end"
-        require("tune.prune_after", self.prune_after, holds, expected)
+        require_value("tune.prune_after", self.prune_after, holds, expected)
         object.__setattr__(self, "space", read_space("tune.space", self.space))
         holds = self.metric is None or not self.metric.startswith("test/")
         expected = "a score on validation data, such as val/global/accuracy"
-        require("tune.metric", self.metric, holds, expected)
+        require_value("tune.metric", self.metric, holds, expected)
 
 
 @dataclass(frozen=True, kw_only=True)

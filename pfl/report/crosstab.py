@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.report import table as tables
 from pfl.report.curves import Panel, PanelRow, read_panel
@@ -90,7 +90,7 @@ class Crosstab:
 def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Crosstab:
     """Returns a table of a paper's file, of which the keys are checked."""
     expected = "keys and values, y and rows among them"
-    require(f"{name}: tables", content, isinstance(content, dict), expected)
+    require_value(f"{name}: tables", content, isinstance(content, dict), expected)
     own = ("rows", "columns", "printed")
     rows, columns = (list(content.get(key, [])) for key in own[:2])
     rest = {key: value for key, value in content.items() if key not in own}
@@ -110,5 +110,5 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
     for row, printed in result.printed.items():
         holds = row in known and len(printed) == len(across)
         expected = f"a row of the table, {', '.join(known)}, with {len(across)} numbers"
-        require(f"{name}: tables.printed", {row: printed}, holds, expected)
+        require_value(f"{name}: tables.printed", {row: printed}, holds, expected)
     return result

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.scores.runs import BUDGETS, Run
 
@@ -193,13 +193,13 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
     """Returns a panel of a figure's file, of which the keys are checked."""
 
     def need(key: str, holds: bool, expected: str) -> None:
-        require(f"{figure}: panels.{key}", content.get(key), holds, expected)
+        require_value(f"{figure}: panels.{key}", content.get(key), holds, expected)
 
     holds = isinstance(content, dict) and bool(content.get("y"))
-    require(f"{figure}: panels", content, holds, "keys and values, y, a metric, among them")
+    require_value(f"{figure}: panels", content, holds, "keys and values, y, a metric, among them")
     names = [f.name for f in fields(Panel) if not f.metadata.get("inner")]
     for key in content:
-        require(f"{figure}: panels", key, key in names, f"one of the keys {', '.join(names)}")
+        require_value(f"{figure}: panels", key, key in names, f"one of the keys {', '.join(names)}")
     axes = {key: list(values) for key, values in grid.items()}
     given = {"runs": runs, **content, "y": _as_list(content["y"])}
     given["where"] = {key: _as_list(value) for key, value in content.get("where", {}).items()}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfl import files
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.errors import printable
 
 LATEX = str.maketrans(
@@ -142,7 +142,7 @@ class Table:
     def only(self, heads: Sequence[str]) -> Table:
         """Returns the table with some of its columns, in this order."""
         for head in heads:
-            require("columns", head, head in self.heads, " or ".join(self.heads))
+            require_value("columns", head, head in self.heads, " or ".join(self.heads))
         places = [self.heads.index(head) for head in heads]
         rows = [[row[place] for place in places] for row in self.rows]
         return replace(self, columns=[self.columns[place] for place in places], rows=rows)

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.datamodules.randomness import generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
@@ -46,9 +46,9 @@ class Clock:
 
     def __post_init__(self) -> None:
         key = "loop.clock"
-        require(f"{key}.speed", self.speed, 0 < self.speed < math.inf, "above 0")
-        require(f"{key}.spread", self.spread, 0 <= self.spread < math.inf, "at least 0")
-        require(f"{key}.latency", self.latency, 0 <= self.latency < math.inf, "at least 0")
+        require_value(f"{key}.speed", self.speed, 0 < self.speed < math.inf, "above 0")
+        require_value(f"{key}.spread", self.spread, 0 <= self.spread < math.inf, "at least 0")
+        require_value(f"{key}.latency", self.latency, 0 <= self.latency < math.inf, "at least 0")
 
     @cached_property
     def given(self) -> np.ndarray | None:

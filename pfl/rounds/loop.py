@@ -23,7 +23,7 @@ from pfl.aggregation.robust import Rule
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
-from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.errors import check_whole, require_value
 from pfl.errors import ConfigError
 from pfl.randomness import DrawKey, Secret, Seeded
 from pfl.rounds.clock import Clock
@@ -183,12 +183,12 @@ class FederatedLoop(LightningDataModule):
         if clients_at_once is not None:
             check_whole("loop.clients_at_once", clients_at_once)
         possible = state_memory is None or 0 <= state_memory < 2**63
-        require("loop.state_memory", state_memory, possible, "at least 0 (GiB), or null")
+        require_value("loop.state_memory", state_memory, possible, "at least 0 (GiB), or null")
         dtypes = ("float32", "float16", "bfloat16")
         is_dtype = state_dtype is None or state_dtype in dtypes
-        require("loop.state_dtype", state_dtype, is_dtype, f"{', '.join(dtypes)} or null")
+        require_value("loop.state_dtype", state_dtype, is_dtype, f"{', '.join(dtypes)} or null")
         unknown = sorted(set(self.evaluate) - {"val", "test"})
-        require("loop.evaluate", unknown, not unknown, "val, test or both")
+        require_value("loop.evaluate", unknown, not unknown, "val, test or both")
 
     # ---- set-up -------------------------------------------------------------------------------
 

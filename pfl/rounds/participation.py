@@ -17,7 +17,7 @@ from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.aggregation.robust import Rule
 from pfl.clients import Clients
 from pfl.datamodules import FederatedDataModule
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
@@ -58,7 +58,7 @@ class Affected:
         if not isinstance(rule, float | int):
             return cls(name, _read_rounds(name, rule))
         expected = "a share of at least 0 and below 1, or lists of client ids"
-        require(f"loop.{name}", rule, 0 <= rule < 1 and rule is not False, expected)
+        require_value(f"loop.{name}", rule, 0 <= rule < 1 and rule is not False, expected)
         return cls(name, float(rule))
 
     def __bool__(self) -> bool:
@@ -134,18 +134,22 @@ class Participation:
         self.clients_per_round = clients_per_round
         self.sampling = sampling
         samplings = get_args(Sampling)
-        require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
+        require_value(
+            "loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}"
+        )
         holds = clients_per_round is None or _whole(clients_per_round)
         most = datamodule.num_clients
         expected = f"a whole number from 1 to {most} (data.num_clients), or null for everyone"
-        require("loop.clients_per_round", clients_per_round, holds, expected)
+        require_value("loop.clients_per_round", clients_per_round, holds, expected)
         self.trace: Rounds | None = None if trace is None else _read_rounds("trace", trace)
         self.unseen: float | Sequence[int] | None = _read_unseen(unseen)
         self.dropout = Affected.read("dropout", dropout)
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
         self._all_alike = not (self.dropout or self.stragglers)
-        require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
+        require_value(
+            "loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1"
+        )
 
     # ---- the population -----------------------------------------------------------------------
 
@@ -325,7 +329,7 @@ class Participation:
             expected = (
                 "a share of the clients between 0 and 1, a list of ids, or one for each round"
             )
-            require("loop.attackers.clients", given, 0 < given < 1, expected)
+            require_value("loop.attackers.clients", given, 0 < given < 1, expected)
             count = max(1, int(given * len(self.population) + 0.5))
             drawn = generator(self.seed, "attackers").choice(self.population, count, replace=False)
             return np.sort(drawn).astype(np.int64)
@@ -443,7 +447,7 @@ class Participation:
             assert self.unseen is not None
             _check_ids("loop.unseen", self.unseen, total)
             expected = f"a part of the {total} clients, since some must train"
-        require("loop.unseen", self.unseen, len(self.population) > 0, expected)
+        require_value("loop.unseen", self.unseen, len(self.population) > 0, expected)
 
     def require_all_clients(self, method: str) -> None:
         """Raises a ConfigError if a round that is not empty may have some of the clients only."""
@@ -534,7 +538,7 @@ def _read_unseen(unseen: float | str | Sequence[int] | None) -> float | Sequence
         return None
     if isinstance(unseen, float | int):
         expected = "a share of the clients between 0 and 1, a list of their ids, or null for none"
-        require("loop.unseen", unseen, 0 < unseen < 1, expected)
+        require_value("loop.unseen", unseen, 0 < unseen < 1, expected)
         return float(unseen)
     ids = read_value("loop.unseen", unseen) if isinstance(unseen, str) else unseen
     if not _is_list(ids):

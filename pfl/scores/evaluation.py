@@ -13,7 +13,7 @@ import torchmetrics
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.engines.oracle import Oracle
 from pfl.scores.distribution import worst_tenth
 from pfl.scores.metrics import ClientMetrics
@@ -60,10 +60,14 @@ class Finetuning:
             given = list(steps)
         possible = all(type(k) is int and 0 <= k < 2**63 for k in given)
         expected = "a number of local steps of at least 0, a list of them, or null for none"
-        require("loop.finetune", steps, possible, expected)
-        require("loop.finetune", steps, len({*given}) == len(given), "a list of different numbers")
+        require_value("loop.finetune", steps, possible, expected)
+        require_value(
+            "loop.finetune", steps, len({*given}) == len(given), "a list of different numbers"
+        )
         holds = lr is None or 0 < lr < math.inf
-        require("loop.finetune_lr", lr, holds, "positive and finite, or null for the method's")
+        require_value(
+            "loop.finetune_lr", lr, holds, "positive and finite, or null for the method's"
+        )
         return cls(tuple(sorted(given)), lr)
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, classification
 
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.datamodules.samples.samples import IGNORED
 from pfl.errors import ConfigError
 from pfl.scores.names import HIGHER_IS_BETTER, MODELS, STATISTICS, parts_of
@@ -69,7 +69,9 @@ class ClientMetrics:
             keys = []
             metrics = list(given or ())
         for metric in metrics:
-            require("loop.metrics", metric, isinstance(metric, Metric), "a metric of torchmetrics")
+            require_value(
+                "loop.metrics", metric, isinstance(metric, Metric), "a metric of torchmetrics"
+            )
         if not keys:
             keys = list(map(short_name, metrics))
         pairs = [*zip(keys, metrics, strict=True)]
@@ -103,11 +105,11 @@ class ClientMetrics:
         models += [f"unseen/{k}" for k in sorted({0, *steps})]
         expected = "a validation score, such as val/global/loss, of the models "
         expected += ", ".join(models[1:])
-        require(key, name, not name.startswith("test/") and model in models, expected)
+        require_value(key, name, not name.startswith("test/") and model in models, expected)
         directions = {**HIGHER_IS_BETTER, **self.higher_is_better}
         clear = [score for score, higher in directions.items() if higher is not None]
         expected = f"one of {', '.join(clear)}, or one of loop.metrics with `higher_is_better`"
-        require(key, name, number in clear, expected)
+        require_value(key, name, number in clear, expected)
 
     def values(self, predicted: Tensor, targets: Tensor) -> Tensor:
         """Returns the value of each metric on a client's samples, float64 [number of metrics].

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.errors import check_whole, require_value
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Neighbours:
 
     def __post_init__(self) -> None:
         check_whole("loop.neighbours.k", self.k)
-        require("loop.neighbours.scale", self.scale, 0 < self.scale < math.inf, "above 0")
+        require_value("loop.neighbours.scale", self.scale, 0 < self.scale < math.inf, "above 0")
 
     def probabilities(self, z: Tensor, memory: Tensor, labels: Tensor, classes: int) -> Tensor:
         """Returns q, [n, classes], for features z [n, K] by the features of m > 0 labelled samples.

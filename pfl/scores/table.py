@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pfl import files
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.scores.distribution import distribution
 from pfl.scores.names import Directions, ScoreName, direction
@@ -112,7 +112,9 @@ class ScoreTable:
             ConfigError: There is no such score.
         """
         known = [*map(str, self.names)]
-        require("client_scores.name", str(name), str(name) in known, f"one of {', '.join(known)}")
+        require_value(
+            "client_scores.name", str(name), str(name) in known, f"one of {', '.join(known)}"
+        )
         rows = [distribution(values, direction(name, metrics)) for values in self.values(name)]
         names = dict.fromkeys(key for row in rows for key in row)
         return {key: np.array([row.get(key, math.nan) for row in rows]) for key in names}

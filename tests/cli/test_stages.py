@@ -101,7 +101,7 @@ def test_stages_are_compared(tmp_path, quick_figures):
     comparison = {"seeds": 1, "common": config, "grid": {"stages": stages}}
     comparison["runs"] = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
     path = write(tmp_path / "stages.yaml", comparison)
-    status, out, err = call("compare", path, "--out", tmp_path / "out", "--jobs", "1")
+    status, _, err = call("compare", path, "--out", tmp_path / "out", "--jobs", "1")
     assert status == 0, err
     sent = {}
     for summary in (tmp_path / "out").rglob("summary.json"):

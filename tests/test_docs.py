@@ -20,6 +20,7 @@ from scipy import stats
 import datamodules
 import models
 import pfl.algorithms
+from benchmarks import compression
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl.cli import main
@@ -357,6 +358,29 @@ def test_the_leaderboard_has_the_numbers_of_its_runs():
     # Demšar 2006, Table 5(a), has q for up to ten; the studentized range gives them for more.
     q = stats.studentized_range.ppf(0.95, k, np.inf) / np.sqrt(2)
     assert f"critical difference is {q * np.sqrt(k * (k + 1) / (6 * blocks)):.2f}" in page
+
+
+def test_the_compression_page_has_the_numbers_of_its_runs():
+    """The table is that of the file, and one of its cells is computed here."""
+    page = (ROOT / "docs" / "compression.md").read_text()
+    assert compression.table(compression.Runs()) in page + "\n"
+    assert len(page.split("|---|")[0].split()) + len(page.rpartition("|")[2].split()) <= 600
+    rows = table(ROOT / "docs" / "data" / "results" / "compression" / "runs.csv")
+    found: dict[Any, dict[str, list[dict[str, str]]]] = {}
+    for row in rows:
+        place = row["problem"], row["method"], row["sent"]
+        found.setdefault(place, {}).setdefault(row["rate"], []).append(row)
+    scores = {}
+    for place, rates in found.items():
+        best = max(rates.values(), key=lambda runs: sum(float(run["validation"]) for run in runs))
+        scores[place] = [
+            100 * float(run["test"]) for run in sorted(best, key=lambda run: run["seed"])
+        ]
+    plain = scores["groups", "FedSLR", "all"]
+    lost = [a - b for a, b in zip(plain, scores["groups", "FedSLR", "RandomK 1/30"], strict=True)]
+    cell = f"{sum(lost) / 2:.1f} ± {abs(lost[0] - lost[1]) / 2:.1f}"
+    (line,) = re.findall(r"^\| RandomK 1/30 \|.*$", page, re.M)
+    assert line.endswith(f"| {cell} |")
 
 
 def test_the_movielens_page_has_the_numbers_of_its_runs():

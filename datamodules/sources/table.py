@@ -148,7 +148,7 @@ class TableDataModule(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """K, the number of `class_names` that were given, or the largest integer target plus one."""
+        """K, the number of the given `class_names`, or the largest integer target plus one."""
         if self.given_classes is not None:
             return len(self.given_classes)
         return super().num_classes

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from pfl import _path  # noqa: F401 (what `models` and `datamodules` mean)
 from pfl.distributed import orphan  # torch, which the names below need, takes seconds
-from pfl.version import __version__
 
 orphan.die_with_parent()
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from pfl.errors import ConfigError
     from pfl.rounds.loop import FederatedLoop
     from pfl.trainer import Trainer
+    from pfl.version import __version__
 
 __all__ = ["ClientParallelStrategy", "ConfigError", "FederatedLoop", "Trainer", "__version__"]
 _MODULES = {  # by public name; imported when it is first used, so that `pfl --help` is quick
@@ -33,6 +33,7 @@ _MODULES = {  # by public name; imported when it is first used, so that `pfl --h
     "ConfigError": "pfl.errors",
     "FederatedLoop": "pfl.rounds.loop",
     "Trainer": "pfl.trainer",
+    "__version__": "pfl.version",
 }
 
 

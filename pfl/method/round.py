@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -12,11 +13,13 @@ from pfl.context import RunContext
 from pfl.errors import Diverged
 from pfl.method.exchange import number_of_bytes
 from pfl.method.hooks import Method
-from pfl.method.round_totals import RoundTotals, not_finite
+from pfl.method.round_totals import STATE, RoundTotals, not_finite
 from pfl.method.transport import Transport
 from pfl.rounds.cohort import Cohort
 from pfl.stages.mean import Stages
 from pfl.stages.stage import Messages
+
+SHOWN = 3  # clients that an error names
 
 
 class RoundResult(NamedTuple):
@@ -89,11 +92,12 @@ def run_round(
     progress.note_participants(participants, totals.ids)
     received = totals.means(context.sizes, metrics)
     if totals.not_finite:
-        raise diverged(method, "the client state", totals.not_finite)
+        culprits = totals.culprits(STATE + name for name in totals.not_finite)
+        raise diverged(method, "the client state", totals.not_finite, culprits)
     if received is not None:
         bad = not_finite(received)
         if bad:
-            raise diverged(method, "the clients' message", bad)
+            raise diverged(method, "the clients' message", bad, totals.culprits(bad))
         for stage in stages:
             stage.read(received, metrics)
         method.server_update(received)
@@ -143,10 +147,24 @@ def _step(method: Method) -> None:
     raise diverged(method, "the server's", names)
 
 
-def diverged(method: Method, whose: str, names: set[str]) -> Diverged:
-    """Returns the error about values that are not finite, with their names."""
+def diverged(method: Method, whose: str, names: set[str], clients: Sequence[int] = ()) -> Diverged:
+    """Returns the error about values that are not finite, with their names and the clients'."""
     listed = ", ".join(sorted(name.removeprefix("self.") for name in names))
+    of = ""
+    advice = "a smaller rate may help"
+    if len(clients):
+        known = method.run.loop.datamodule.client_names
+        shown = []
+        for client in clients[:SHOWN]:
+            name = f"client {client}"
+            if known is not None and known[client] != str(client):
+                name += f" ({known[client]})"
+            shown.append(name)
+        if len(clients) > SHOWN:
+            shown.append(f"{len(clients) - SHOWN} more")
+        of = f" of {', '.join(shown)}"
+        advice += ", or a look at these clients' samples"
     return Diverged(
-        f"model.lr: {method.lr}; {whose} {listed} is no longer finite in round "
-        f"{method.rounds + 1}, a smaller rate may help"
+        f"model.lr: {method.lr}; {whose} {listed}{of} is no longer finite in round "
+        f"{method.rounds + 1}; {advice}"
     )

@@ -16,6 +16,8 @@ from pfl.method.log import Log
 from pfl.stages.mean import Arrived, Mean
 from pfl.stages.stage import Messages
 
+STATE = "state "  # before the name of a client state, which a message may have, too
+
 
 class Parcel(NamedTuple):
     """What the server makes of the messages of a group of C clients as they arrive.
@@ -26,6 +28,7 @@ class Parcel(NamedTuple):
         singles: The messages [C, K] that the mean needs one by one, by name.
         kept: The messages that the server keeps for each client, by name.
         ranges: The least and the greatest value of each client state, [2] by name.
+        finite: Whether the sums are finite, as a number for each name that is finite if they are.
     """
 
     sums: Mapping[str, Tensor]
@@ -33,6 +36,7 @@ class Parcel(NamedTuple):
     singles: Mapping[str, Tensor]
     kept: Messages
     ranges: Mapping[str, Tensor]
+    finite: Mapping[str, Tensor]
 
 
 @dataclass
@@ -103,6 +107,7 @@ class RoundTotals:
         self._singles: dict[str, list[Tensor]] = {}
         self._row_ids: list[np.ndarray] = []
         self._ranges: dict[str, list[Tensor]] = {}
+        self._numbers: dict[str, list[Tensor]] = {}  # for each group one that is finite, or not
         self._losses: dict[str, np.ndarray] = {}
 
     def read(self, clients: Clients, messages: Messages) -> Parcel:
@@ -125,7 +130,8 @@ class RoundTotals:
                     singles[name] = message.values
         sums = self._mean.sums(means, clients.sizes, self._like)
         ranges = {name: value_range(values) for name, values in clients.state.items()}
-        return Parcel(sums, rows, singles, kept, ranges)
+        finite = {name: total.sum() for name, total in sums.items()}  # read if the mean is not
+        return Parcel(sums, rows, singles, kept, ranges, finite)
 
     def add(self, clients: Clients, parcel: Parcel, down: int, up: int, log: Log) -> None:
         """Adds clients whose messages arrived, with their bytes together."""
@@ -140,6 +146,9 @@ class RoundTotals:
             self._singles.setdefault(name, []).append(values)
         for name, ends in parcel.ranges.items():
             self._ranges.setdefault(name, []).append(ends)
+            self._numbers.setdefault(STATE + name, []).append(ends.sum())
+        for name, number in parcel.finite.items():
+            self._numbers.setdefault(name, []).append(number)
         self._row_ids.append(clients.ids)
         self.log.extend(log)
         samples = float(clients.sizes.sum())
@@ -212,6 +221,21 @@ class RoundTotals:
         places = np.searchsorted(self.ids, self._local_ids)
         rows[torch.from_numpy(places)] = torch.cat(parts)
         return sum_over_processes(rows)
+
+    def culprits(self, names: Iterable[str]) -> list[int]:
+        """Returns clients with messages of these names that are not finite, ascending.
+
+        A state has `STATE` before its name.
+
+        Clients that have trained together cannot be told apart, and are all named. Every process
+        must call it.
+        """
+        found: set[int] = set()
+        for name in names:
+            for ids, number in zip(self._row_ids, self._numbers.get(name, ()), strict=False):
+                if not number.isfinite():
+                    found.update(ids.tolist())
+        return sorted(set().union(*gather(found)))
 
     def tables(self, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
         """Returns the rows of all processes by table. Every process must call it."""

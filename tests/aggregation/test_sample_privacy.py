@@ -173,7 +173,8 @@ def test_a_message_that_is_lost_counts(fit):
 @pytest.mark.parametrize("kind", [APFL, PerFedAvg, IFCA, MOON, FedPAC, FedBABU])
 def test_methods_that_use_samples_otherwise_are_refused(fit, kind):
     with pytest.raises(ConfigError, match=r"^loop\.sample_privacy: "):
-        fit(kind(small_network(), **BATCHES), small_world(), 2, sample_privacy=private())
+        data = small_world(classes=kind is FedPAC)
+        fit(kind(small_network(), **BATCHES), data, 2, sample_privacy=private())
 
 
 def test_statistics_and_fine_tuning_are_refused(fit):

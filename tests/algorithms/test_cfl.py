@@ -11,6 +11,7 @@ import torch
 from models import HalfSquaredError
 from pfl.algorithms import CFL, FedAvg
 from pfl.algorithms.cfl import second_half
+from pfl.method.transport import chunks_of
 from tests.algorithms.closed_forms_baselines import groups
 from tests.algorithms.traced import FULL, SIZES, START, furthest, unlike
 from tests.problems import History
@@ -129,7 +130,7 @@ def test_planted_groups_are_found_and_a_newcomer_has_the_root(fit):
     assert method.cluster.tolist() == [0, 1, 0]
     split = next(t for t, row in enumerate(history.rounds) if row["cluster"].max() > 0)
     root = history.rounds[split - 1]["models"][0]
-    (newcomers,) = method.states.chunks(np.array([0]), "test")
+    (newcomers,) = chunks_of(method, method.run.loop, np.array([0]), "test")
     method.load_state(newcomers)
     np.testing.assert_array_equal(method.newcomer(newcomers)[0], root)
     assert method.has_personalized and not method.has_global  # which stays the root

@@ -128,3 +128,39 @@ def test_large_and_missing_values_are_finite():
     finite = {"sum": torch.tensor([3e38, 3e38]), "none": torch.zeros(0), "bool": torch.tensor(True)}
     bad = {"NaN": torch.tensor([0.0, torch.nan, 1.0]), "-inf": torch.tensor(-torch.inf)}
     assert not_finite({**finite, **bad}) == set(bad)
+
+
+class Spoiled(FedAvg):
+    """FedAvg in which client 1 sends what is not finite, in the second round."""
+
+    def client_update(self, clients, w):
+        v = super().client_update(clients, w)
+        v[torch.from_numpy(clients.ids == 1)] /= clients.round == 0
+        return v
+
+
+@pytest.mark.parametrize(
+    ("at_once", "engine", "named"),
+    [
+        (1, "sequential", "of client 1 is"),
+        (4, "sequential", "of client 1 is"),
+        (2, "vmap", "of client 0, client 1"),  # these two train together: 5 and 4 samples first
+    ],
+)
+def test_the_client_is_named(fit, at_once, engine, named):
+    algorithm = Spoiled(small_network(), loss=HalfSquaredError(), lr=0.1, engine=engine)
+    loop = dict(clients_at_once=at_once, evaluate=(), trace=[[0, 1, 2], [0, 1]])
+    with pytest.raises(Diverged, match=rf"the clients' message w {named}.* in round 2;"):
+        fit(algorithm, small_world(), 2, **loop)
+
+
+def test_a_client_with_a_state_that_is_not_finite_is_named(fit):
+    class Keeps(LocalTrain):
+        def client_update(self, clients, w):
+            sent = super().client_update(clients, w)
+            clients.state["w"][torch.from_numpy(clients.ids == 2)] = torch.inf
+            return sent
+
+    algorithm = Keeps(small_network(), loss=HalfSquaredError(), lr=0.1, engine="sequential")
+    with pytest.raises(Diverged, match=r"the client state w of client 2 is no longer finite"):
+        fit(algorithm, small_world(), 1, evaluate=())

@@ -10,6 +10,7 @@ import torch
 from datamodules import SharedTest
 from models import HalfSquaredError
 from pfl.algorithms import IFCA, FedAvg
+from pfl.method.transport import chunks_of
 from pfl.randomness import generator
 from tests.algorithms.closed_forms_baselines import groups
 from tests.algorithms.methods import METHODS
@@ -99,7 +100,7 @@ def test_planted_groups_are_recovered(fit):
     even, odd = table["cluster"][table["client"] % 2 == 0], table["cluster"][1]
     assert table["client"].tolist() == [0, 1, 2]
     assert even.tolist() == [1 - odd, 1 - odd]
-    (newcomers,) = algorithm.states.chunks(np.array([3]), "test")
+    (newcomers,) = chunks_of(algorithm, algorithm.run.loop, np.array([3]), "test")
     algorithm.load_state(newcomers)
     mine = algorithm.models[odd]
     torch.testing.assert_close(algorithm.newcomer(newcomers)[0], mine, rtol=0, atol=0)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pfl.algorithms import pFedHN
+from pfl.method.transport import chunks_of
 from tests.algorithms.class_world import (
     LOCAL,
     SIZE,
@@ -119,6 +120,6 @@ def test_a_newcomer_has_the_model_of_the_mean_vector(fit):
     fit(method, world(), 2, trace=[[1, 2], [3]], unseen=[0])
     made = hypernetwork(values_of(method), clients=3)
     x = nn.Sequential(*made[1:])(made[0].weight.mean(0))
-    (newcomers,) = method.states.chunks(np.array([0]), "train")
+    (newcomers,) = chunks_of(method, method.run.loop, np.array([0]), "train")
     method.load_state(newcomers)
     torch.testing.assert_close(method.newcomer(newcomers)[0], x.detach(), rtol=0, atol=1e-12)

@@ -6,6 +6,7 @@ references (a model from the model that the client received), or its training sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,17 @@ class Attack:
             keys: int64 [n], keys of (seed, client, sample) for draws.
         """
         return inputs, targets
+
+    def check(self, classes: int | None, shape: Sequence[int]) -> None:
+        """Refuses data that the attack does not fit; here none.
+
+        Args:
+            classes: The number of classes; None: the targets are no classes.
+            shape: The shape of an input, without the axis of the samples.
+
+        Raises:
+            ConfigError: It does not fit.
+        """
 
     @classmethod
     def replaces(cls, function: str) -> bool:
@@ -155,6 +167,12 @@ class LabelFlip(Attack):
         check_whole("LabelFlip.classes", classes, 2)
         self.classes = classes
 
+    def check(self, classes: int | None, shape: Sequence[int]) -> None:
+        if classes is not None and classes != self.classes:
+            raise ConfigError(
+                f"loop.attackers: LabelFlip.classes: {self.classes}; the data have {classes}"
+            )
+
     def poison(self, inputs: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         if targets.is_floating_point():
             raise ConfigError("loop.attackers: LabelFlip; the targets are not classes")
@@ -192,6 +210,18 @@ class Backdoor(Attack):
         self.value = value
         self.share = share
         self.factor = factor
+
+    def check(self, classes: int | None, shape: Sequence[int]) -> None:
+        if classes is not None and self.target >= classes:
+            raise ConfigError(
+                f"loop.attackers: Backdoor.target: {self.target}; the data have the classes 0 to "
+                f"{classes - 1}"
+            )
+        if len(shape) == 3 and self.size > min(shape[1:]):
+            raise ConfigError(
+                f"loop.attackers: Backdoor.size: {self.size}; the images have {shape[1]} x "
+                f"{shape[2]} pixels"
+            )
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
         return self.factor * message

@@ -333,9 +333,16 @@ class Participation:
             count = max(1, int(given * len(self.population) + 0.5))
             drawn = generator(self.seed, "attackers").choice(self.population, count, replace=False)
             return np.sort(drawn).astype(np.int64)
-        ids = read_value("loop.attackers.clients", given) if isinstance(given, str) else given
+        ids: Any = given
+        if isinstance(given, str):
+            ids = read_value("loop.attackers.clients", given)
         if _is_list(ids) and len(ids) and all(map(_is_list, ids)):
             return ids
+        if not _is_list(ids) or not all(map(_whole, ids)):
+            raise ConfigError(
+                f"loop.attackers.clients: {given} must hold a list of client ids, or one for each "
+                f"round"
+            )
         return np.sort(np.asarray(ids, np.int64))
 
     @cached_property
@@ -437,6 +444,9 @@ class Participation:
             _check_ids("loop.attackers.clients", self._attacks.tolist(), total)
         else:
             _check_rounds("attackers.clients", self._attacks, total, rounds)
+        assert self.attackers is not None
+        data = self.datamodule
+        self.attackers.attack.check(data.num_classes, data.samples.input_shape)
         if not np.setdiff1d(self.population, self.attacker_ids).size:
             raise ConfigError("loop.attackers.clients: all clients attack; some must be honest")
 

@@ -1,6 +1,7 @@
 """Attackers: what they send and train on, who is scored, and that nothing else changes."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from scipy import stats
 
 from datamodules import SharedTest
 from models import HalfSquaredError
-from pfl import ConfigError
+from pfl import ConfigError, FederatedLoop
 from pfl.aggregation.attacks import (
     Attackers,
     Backdoor,
@@ -158,6 +159,28 @@ def test_impossible_attackers_are_refused(fit, clients, line):
     with pytest.raises(ConfigError) as error:
         trained(fit, 2, attackers=Attackers(clients, SignFlip()))
     assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize("content", ['{"1": 2}', "null", '["a"]', "[" * 3000, "[0.5]"])
+def test_a_file_without_attackers_is_refused_in_one_line(fit, tmp_path, content):
+    path = tmp_path / "attackers.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"^loop\.attackers\.clients: [^\n]*attackers\.json"):
+        trained(fit, 2, attackers=Attackers(str(path), SignFlip()))
+
+
+@pytest.mark.parametrize(
+    ("attack", "line"),
+    [
+        (LabelFlip(10), "LabelFlip.classes: 10; the data have 3"),
+        (Backdoor(target=99), "Backdoor.target: 99; the data have the classes 0 to 2"),
+        (Backdoor(size=50), "Backdoor.size: 50; the images have 4 x 4 pixels"),
+    ],
+)
+def test_attacks_that_do_not_fit_the_data_are_refused_before_training(attack, line):
+    loop = FederatedLoop(images(), attackers=Attackers([1], attack))
+    with pytest.raises(ConfigError, match=rf"^loop\.attackers: {re.escape(line)}"):
+        loop.setup()
 
 
 # ---- samples ------------------------------------------------------------------------------------

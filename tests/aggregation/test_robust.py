@@ -128,6 +128,13 @@ def test_a_rule_holds_at_its_bound_and_fails_one_attacker_beyond(name):
     assert attacked(rule, beyond) > FAR / 20
 
 
+def test_a_trimmed_mean_counts_whole_clients_in_spite_of_rounding():
+    """0.29 * 100 is 28.999999999999996 in floating-point numbers; 29 clients are left out."""
+    rows = torch.arange(100, dtype=torch.float64)[:, None] ** 2
+    middle = np.mean(np.arange(29, 71) ** 2)
+    assert TrimmedMean(0.29)(rows).item() == pytest.approx(middle, rel=1e-12)
+
+
 def test_a_norm_bound_limits_what_attackers_move():
     """f of n attackers move the mean by at most 2 limit f / n; the mean itself has no limit."""
     rng = np.random.default_rng(1)

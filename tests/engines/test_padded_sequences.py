@@ -101,11 +101,12 @@ def data(tokens, targets, owners, test=0.0):
 @pytest.mark.parametrize("method", [FedAvg, LocalTrain])
 @pytest.mark.parametrize("pad", [PAD, 0])
 def test_accuracy_and_loss_of_a_client_go_over_its_real_tokens(method, pad, tmp_path):
-    """Both ways of scoring, by clients and by pools; the loss may have another index."""
+    """Both ways of scoring, by clients and by pools; the loss may have another index. The second
+    client has fewer samples, which are padded where clients are scored together."""
     torch.manual_seed(0)
     tokens, targets = padded(6, 1, 3, 2, 5, 4, 6, 1, width=6)
     targets = torch.where(targets == PAD, pad, 1 + targets % 4)
-    samples = data(tokens, targets, [0] * 4 + [1] * 4, test=0.5)
+    samples = data(tokens, targets, [0] * 6 + [1] * 2, test=0.5)  # three and one of them
     loss = None if pad == PAD else nn.CrossEntropyLoss(ignore_index=pad)
     algorithm = run(method(Next(), lr=0.5, loss=loss), samples, 2, root=tmp_path)
     kind = "global" if method is FedAvg else "personalized"

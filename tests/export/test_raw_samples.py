@@ -194,7 +194,7 @@ def test_a_damaged_table_of_clients_is_one_line(change, reason, folder, monkeypa
 def test_the_server_of_real_parties_does_not_know_their_statistics():
     data = RemoteData(2)
     shapes = {"input": ["float32", [3]], "target": ["int64", []]}
-    data.meet = lambda: {0: {"sizes": [5, 0, 1], "classes": 2, **shapes}}
+    data.connect(lambda: {0: {"sizes": [5, 0, 1], "classes": 2, **shapes}})
     content = card.samples_of(data, torch.zeros(1, 3))
     assert content == {"shape": [3], "dtype": "float32", "after": [card.PARTIES]}
 

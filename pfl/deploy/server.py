@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -22,6 +21,7 @@ from torch import Tensor
 from pfl.callbacks import EmbeddingFigure, LocalBaseline, Optimality
 from pfl.clients import Clients
 from pfl.communication import Message, by_name
+from pfl.deploy import schema
 from pfl.deploy.channel import Channel
 from pfl.deploy.data import NAMES, RemoteData, unlike
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
@@ -36,7 +36,7 @@ from pfl.method.transport import Group, Read, Transport
 from pfl.rounds.cohort import Cohort
 from pfl.rounds.loop import FederatedLoop
 from pfl.stages.private import GRADIENTS
-from pfl.stages.stage import Messages, Stage
+from pfl.stages.stage import Messages
 
 ROOM = 1 << 26  # bytes of an answer beside twice its messages: losses and tables
 HELLO = 60.0  # seconds that a new party has to say who it is
@@ -99,10 +99,8 @@ class Parties:
             if isinstance(answer, str):
                 continue  # it may be about to begin
             try:
-                facts = _answer(answer)
+                facts = schema.read_facts(_answer(answer), self.count)
                 client = facts["client"]
-                if type(client) is not int or not 0 <= client < self.count:
-                    raise WireError(f"client {client!r}; it must be from 0 to {self.count - 1}")
                 if client in self.peers:
                     raise WireError(f"client {client} is there twice")
                 self._compare(client, facts)
@@ -110,7 +108,7 @@ class Parties:
                 if (line := difference(facts, known)) is not None:
                     raise WireError(f"client {client} has come back with other samples: {line}")
                 self.peers[client] = peer
-            except (WireError, KeyError, TypeError) as error:
+            except WireError as error:
                 self._refused[peer] = f"a party is refused: {error}"
                 rank_zero_warn(self._refused[peer])
 
@@ -246,90 +244,6 @@ def _answer(answer: bytes | str, limit: int = LIMIT) -> dict[str, Any]:
     return value
 
 
-def _part(answer: Any, kind: type, *path: Any) -> Any:
-    """Returns a part of an answer; a WireError if it is missing or of another type."""
-    for key in path:
-        try:
-            answer = answer[key]
-        except (KeyError, IndexError, TypeError) as error:
-            raise WireError(f"the answer lacks {key!r}") from error
-    if type(answer) is not kind:
-        raise WireError(f"the answer's {path[-1]!r} is not a {kind.__name__}")
-    return answer
-
-
-def _read_messages(
-    answer: dict[str, Any], like: Messages, clients: Clients, stages: Sequence[Stage]
-) -> Messages:
-    """Returns the messages in a party's answer.
-
-    Args:
-        answer: The answer.
-        like: Messages that have all of them but values, payloads and bytes.
-        clients: The party, with what it has received.
-        stages: What reads payloads.
-    """
-    messages: Messages = {name: _read_message(answer, name, like[name]) for name in like}
-    for stage in stages:
-        try:
-            messages = stage.arrived(clients, messages)
-        except (ValueError, IndexError, RuntimeError) as error:
-            raise WireError(f"a message cannot be read by {stage.key}: {error}") from error
-    for name, message in messages.items():
-        if not message.values.isfinite().all():
-            raise WireError(f"the message {name!r} is not finite")
-        values = message.values.to(like[name].values.device)
-        messages = {**messages, name: replace(message, values=values)}
-    return messages
-
-
-def _read_message(answer: dict[str, Any], name: str, like: Message) -> Message:
-    """Returns a message; where it has a payload, its values are still missing."""
-    nbytes = _part(answer, int, "messages", name, 1)
-    if nbytes < 0:
-        raise WireError(f"the message {name!r} has {nbytes} bytes")
-    if like.payload is None:
-        values = _tensor(_part(answer, np.ndarray, "messages", name, 0), name, like.values)
-        return replace(like, values=values, nbytes=torch.tensor([nbytes]))
-    payload = {}
-    for part, expected in like.payload.items():
-        array = _part(answer, np.ndarray, "messages", name, 0, part)
-        payload[part] = _tensor(array, f"{name}.{part}", expected)
-    nbytes = sum(part.nbytes for part in payload.values())
-    return replace(like, payload=payload, nbytes=torch.tensor([nbytes]))
-
-
-def _tensor(array: np.ndarray, name: str, like: Tensor) -> Tensor:
-    """Returns an array as a tensor that has the dtype of `like`, and a row of its length."""
-    values = torch.from_numpy(array)
-    expected = [1, *like.shape[1:]]
-    if list(values.shape) != expected or values.dtype != like.dtype:
-        raise WireError(
-            f"the message {name!r} is {values.dtype} {list(values.shape)}; it must be "
-            f"{like.dtype} {expected}"
-        )
-    return values
-
-
-def _read_log(answer: dict[str, Any]) -> Log:
-    """Returns what a client has logged."""
-    log = Log(taken=[_part(answer, int, "taken")])
-    if not 0 <= log.gradients < 1 << 53:
-        raise WireError(f"{log.gradients} sample gradients; they must be from 0 to 2^53")
-    for name in _part(answer, dict, "losses"):
-        losses = torch.from_numpy(_part(answer, np.ndarray, "losses", name, 0))
-        counts = _part(answer, list, "losses", name, 1)
-        if losses.ndim != 1 or len(losses) != len(counts) or {*map(type, counts)} - {int}:
-            raise WireError(f"the losses {name!r} do not fit their counts")
-        log.losses[name] = [(losses, counts)]
-    for name in _part(answer, dict, "tables"):
-        rows = _part(answer, list, "tables", name)
-        if any(type(column) is not np.ndarray for row in rows for column in row.values()):
-            raise WireError(f"the table {name!r} has other columns than arrays")
-        log.tables[name] = rows
-    return log
-
-
 class Remote(Transport):
     """A transport to parties: all of a cohort are asked at the beginning of a round.
 
@@ -423,7 +337,8 @@ class Remote(Transport):
         firsts: dict[int, Messages] = {}
         for client, answer in self.parties.ask("first", requests).items():
             with self.parties.naming(client, "first message"):
-                firsts[client] = _read_messages(answer, like, by_client[client], self.stages)
+                one = by_client[client]
+                firsts[client] = schema.read_messages(answer, like, one, self.stages)
         return firsts
 
     def first_messages(self, method: Method, ids: np.ndarray) -> Iterator[tuple[Clients, Messages]]:
@@ -457,11 +372,18 @@ class Remote(Transport):
             requests[client] = self.parties.task(one)
         like = self._empty_messages(method, cohort, download)
         room = sum(m.values.shape[1:].numel() * m.values.element_size() for m in like.values())
+        columns: dict[str, list[str]] = {}
+        for asked in sent.values():
+            schema.check_columns(asked.log, columns)
         arrived = {}
         for client, answer in self.parties.ask("train", requests, 2 * room + ROOM).items():
             with self.parties.naming(client, f"round {cohort.round + 1}"):
-                messages = _read_messages(answer, like, sent[client].clients, self.stages)
-                arrived[client] = _Answer(messages, _read_log(answer), answer.get("gradients"))
+                log = schema.read_log(answer, client, method.tables)
+                one = sent[client].clients
+                messages = schema.read_messages(answer, like, one, self.stages)
+                gradients = schema.read_gradients(answer)
+                schema.check_columns(log, columns)
+                arrived[client] = _Answer(messages, log, gradients)
         self._require(cohort.ids, arrived, cohort.round)
         nobody = self._nobody(cohort.round)
         yield Group(nobody, 0, 0, Log(), read(nobody, like))
@@ -603,14 +525,8 @@ class RemoteEvaluation(Evaluation):
 
     def _add(self, client: int, answer: dict[str, Any], told: dict[Any, _Told]) -> None:
         """Adds what one party has told; a WireError if it is not what was asked."""
-        scores = {}
-        for entry in _part(answer, list, "scores"):
-            scores[_part(entry, str, 0), _part(entry, str, 1)] = _part(entry, dict, 2)
-        found = {}
-        for key, table in told.items():
-            for name in table.values:
-                found[key, name] = _part(scores, float, key, name)
-        numbers = [_part(answer, float, "numbers", place) for place in (0, 1)]
+        wanted = [(key, name) for key, table in told.items() for name in table.values]
+        found, numbers = schema.read_scores(answer, wanted)
         for (key, name), value in found.items():
             told[key].values[name][client] = value
         self.numbers += numbers

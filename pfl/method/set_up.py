@@ -263,7 +263,7 @@ def declare_states(method: Method, stages: Sequence[Stage]) -> None:
             always = name in stage.always_kept
             method.states.declare(name, initial, rounded=rounded, always=always)
     if "w" in method.states.messages and method.sends_statistics:
-        method.states.keep("buffers", method.global_buffers)
+        method.states.keep("buffers", method.first_buffers)
 
 
 def plan_chunks(method: Method, loop: FederatedLoop, probe: Clients) -> None:

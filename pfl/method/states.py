@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,9 +15,8 @@ from pfl.communication import Message
 from pfl.context import RunContext
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
+from pfl.stages.stage import Initial
 
-Initial: TypeAlias = Callable[[], Tensor] | Tensor | float
-"""The first row of a state: the row, a function that returns it, or a number for P copies of it."""
 KEPT = "message "  # before the name of a kept message, beside the client states in the store
 
 

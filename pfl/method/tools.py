@@ -99,6 +99,10 @@ class MethodTools(LocalTraining):
         """Returns the global model, [P], for a declared state or message that begins as a copy."""
         return self.global_model
 
+    def first_buffers(self) -> Tensor:
+        """Returns the running statistics of the global model, [B], for a kept message."""
+        return self.global_buffers
+
     def keep_messages(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
         """Declares that the server keeps the last message `name` of every client.
 

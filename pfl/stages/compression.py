@@ -11,7 +11,7 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.parameters import Layer
 from pfl.stages.compressor import Compressor, Known, pack, unpack
-from pfl.stages.stage import Served
+from pfl.stages.stage import Initial, Served
 
 __all__ = ["QSGD", "PowerSGD", "RandomK", "SignEF", "TopK"]
 
@@ -175,7 +175,7 @@ class PowerSGD(Compressor):
         self.require("rank", rank, rank >= 1, "at least 1")
         self.rank = rank
 
-    def states(self) -> dict[str, Tensor | float]:
+    def states(self) -> dict[str, Initial]:
         # The factors R of a model have fewer values than the model.
         return super().states() | {self.start(name): 0.0 for name in self.messages}
 

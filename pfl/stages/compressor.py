@@ -16,7 +16,7 @@ from pfl.communication import Message
 from pfl.errors import ConfigError
 from pfl.randomness import generator
 from pfl.stages.robust import pooled_samples
-from pfl.stages.stage import Messages, Place, Served, Stage
+from pfl.stages.stage import Initial, Messages, Place, Served, Stage
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Compressor(Stage):
                 f"and only messages that it adds up are compressed; take another method"
             )
 
-    def states(self) -> dict[str, Tensor | float]:
+    def states(self) -> dict[str, Initial]:
         if not self.error_feedback:
             return {}
         return {self.memory(name): 0.0 for name in self.messages}

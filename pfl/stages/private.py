@@ -16,7 +16,7 @@ from pfl.engines.private import PrivateEngine
 from pfl.errors import ConfigError
 from pfl.stages.mean import Arrived, Mean
 from pfl.stages.robust import pooled_samples
-from pfl.stages.stage import Messages, Place, References, Served, Stage
+from pfl.stages.stage import Initial, Messages, Place, References, Served, Stage
 
 GRADIENTS = "private gradients"
 """The client state that counts how many gradients a client has taken."""
@@ -111,7 +111,7 @@ class CountedGradients(Stage):
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
 
-    def states(self) -> dict[str, Tensor | float]:
+    def states(self) -> dict[str, Initial]:
         return {GRADIENTS: torch.zeros(1)}
 
     def sent(self, clients: Clients, messages: Messages) -> Messages:

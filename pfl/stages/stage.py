@@ -16,7 +16,7 @@ A stage that makes the means itself, in place of the weighted mean, is a `Mean`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, TypeAlias
@@ -31,6 +31,8 @@ from pfl.parameters import Layer
 
 Messages: TypeAlias = Mapping[str, Message]
 """Messages by name."""
+Initial: TypeAlias = Callable[[], Tensor] | Tensor | float
+"""The first row of a client state: the row, a function that returns it, or a number for P copies."""
 
 
 class Place(IntEnum):
@@ -122,10 +124,10 @@ class Stage:
             ConfigError: It does not fit.
         """
 
-    def states(self) -> dict[str, Tensor | float]:
+    def states(self) -> dict[str, Initial]:
         """Returns the first row of each client state that the stage keeps, by name.
 
-        A number stands for P copies of it. The rows of the clients are in `clients.state[name]`
+        A function is called when training begins. The rows of the clients are in `clients.state[name]`
         while they train; what the stage leaves there is kept once the message has arrived.
         """
         return {}

@@ -18,7 +18,7 @@ from pfl.communication import Message, dense
 from pfl.engines.oracle import Oracle
 from pfl.errors import ConfigError
 from pfl.parameters import ParameterSpace
-from pfl.stages.stage import Messages, Place, Served, Stage
+from pfl.stages.stage import Initial, Messages, Place, Served, Stage
 
 
 class RunningStatistics(Stage):
@@ -59,16 +59,19 @@ class RunningStatistics(Stage):
         self._method = served.method
         self._pooled = served.pooled
 
-    def states(self) -> dict[str, Tensor | float]:
-        current = self.of_global_model()
-        states: dict[str, Tensor | float] = {}
+    def states(self) -> dict[str, Initial]:
+        states: dict[str, Initial] = {}
         if self._kept:
-            states["buffers"] = current
+            states["buffers"] = self.of_global_model
         if self._personal == "initial":
-            states["personal_buffers"] = current
-        if self._personal == "received":  # NaN: until training, the received model's
-            states["personal_buffers"] = torch.full_like(current, torch.nan)
+            states["personal_buffers"] = self.of_global_model
+        if self._personal == "received":
+            states["personal_buffers"] = self.untrained
         return states
+
+    def untrained(self) -> Tensor:
+        """Returns NaN, which stands for the received model's statistics until training, [B]."""
+        return torch.full_like(self.of_global_model(), torch.nan)
 
     def of_global_model(self) -> Tensor:
         """Returns the statistics of the global model, [B]."""

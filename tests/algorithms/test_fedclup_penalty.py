@@ -240,7 +240,7 @@ def test_equal_losses_leave_the_penalty_of_a_rule_without_tolerance(loss):
     arguments = dict(penalty_schedule="plateau", patience=1, tolerance=0.0, growth=2.0)
     algorithm = FedCLUP(network, penalty=0.5, **arguments)
     for following, expected in [(loss, 0.5), (loss, 0.5), (np.nextafter(loss, 1.0), 1.0)]:
-        algorithm.rounds += 1
+        algorithm.progress.go_on_from(algorithm.rounds + 1)
         algorithm.after_evaluation({"val/personalized/loss": following})
         assert algorithm.personalization_penalty == expected
 

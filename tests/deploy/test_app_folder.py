@@ -133,6 +133,9 @@ def test_runs_that_parties_cannot_have_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = {
         "trainer.name: 'a\\nb'; it must be a name": ["--trainer.name", "a\nb"],
+        "model: GlobalTrain trains on the samples of all clients": [
+            *["--model", "GlobalTrain", "--model.network", "SmallCNN", "--model.lr", 0.1],
+        ],
         "loop.unseen: it is for simulations": ["--loop.unseen", "[1]"],
         "trainer.callbacks: LocalBaseline needs the clients' samples": [
             "--trainer.callbacks",

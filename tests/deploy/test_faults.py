@@ -12,6 +12,7 @@ from pfl.deploy.worker import difference
 from pfl.errors import ConfigError
 from pfl.rounds.clock import Clock
 from pfl.stages import compression
+from tests.algorithms.methods import METHODS
 from tests.deploy.conftest import Ended
 from tests.refusal import refused
 
@@ -94,6 +95,134 @@ def test_a_party_with_an_unfit_answer_is_named_and_left_out(simulate, federation
     with pytest.warns(UserWarning, match=f"party 1 is left out .*: .*{words}"):
         parties.train()
     assert parties.differing(expected) <= UNKNOWN
+
+
+HUGE = 10**30
+
+
+def forged_loss(name="train", losses=(1.0,), counts=(1,)):
+    """A fault that replaces the losses of an answer."""
+    return changed(lambda answer: answer.update(losses={name: [np.array(losses), list(counts)]}))
+
+
+def table_of(name, **columns):
+    rows = {key: np.array(column) for key, column in columns.items()}
+    return changed(lambda answer: answer.update(tables={name: [rows]}))
+
+
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        (
+            changed(lambda a: a["messages"]["w"].__setitem__(1, HUGE)),
+            "the bytes of the message 'w'",
+        ),
+        (changed(lambda a: a["messages"]["w"].__setitem__(1, 1 << 62)), "it must be from 0 to"),
+        (changed(lambda a: a["messages"]["w"].__setitem__(1, -1)), "it must be from 0 to"),
+        (set_values(lambda w: w * 0 + 1e300), "has the value 1e.300, with which a mean overflows"),
+        (changed(lambda a: a.update(taken=HUGE)), "sample gradients"),
+        (changed(lambda a: a.update(tables={"x": [5]})), "the table 'x' is not one of the method"),
+        (changed(lambda a: a.update(tables=5)), "'tables' is not a dict"),
+        (changed(lambda a: a.update(losses=[])), "'losses' is not a dict"),
+        (changed(lambda a: a.update(gradients=np.nan)), "gradients: nan; it must be from 0"),
+        (changed(lambda a: a.update(gradients="many")), "'gradients' is not a float"),
+        (forged_loss("evil,\n=cmd|x"), "is not the name of a column"),
+        (forged_loss("=1+1"), "is not the name of a column"),
+        (forged_loss(counts=[-5]), "the counts of the losses 'train': -5"),
+        (forged_loss(counts=[HUGE]), "the counts of the losses 'train': 1000"),
+        (forged_loss(losses=[np.nan]), "the losses 'train' are not finite"),
+        (forged_loss(losses=[np.inf]), "the losses 'train' are not finite"),
+    ],
+)
+def test_a_value_out_of_its_range_is_named_and_left_out(simulate, federation, fault, words):
+    expected = simulate("FedAvg", dropout=[[], [1], [], []])
+    parties = federation("FedAvg", faults={(1, "train", 1): fault})
+    with pytest.warns(UserWarning, match=f"party 1 is left out .*: .*{words}"):
+        parties.train()
+    assert parties.differing(expected) <= UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "table, columns, words",
+    [
+        ("clusters", dict(client=[2], cluster=[0]), "rows of another client"),
+        ("clusters", dict(client=[1], cluster=[np.nan]), "not one of finite numbers"),
+        ("clusters", dict(client=[1, 1], cluster=[0]), "different lengths"),
+        ("clusters", dict(client=[1], more=[0]), "has other columns than"),
+        ("clusters", {"client": [1], "=cmd": [0]}, "is not the name of a column"),
+        ("others", dict(client=[1]), "is not one of the method"),
+    ],
+)
+def test_rows_of_a_table_are_a_partys_own(federation, table, columns, words):
+    """IFCA's clients tell their cluster; client 0 has the columns client and cluster."""
+    name = next(name for name in METHODS if name.startswith("IFCA"))
+    parties = federation(name, faults={(1, "train", 1): table_of(table, **columns)})
+    with pytest.warns(UserWarning, match=f"party 1 is left out .*: .*{words}"):
+        parties.train()
+
+
+def set_score(name, value):
+    def change(answer):
+        answer["scores"][0][2][name] = value
+
+    return changed(change)
+
+
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        (set_score("accuracy", 50.0), "accuracy: 50.0; it must be from 0 to 1"),
+        (set_score("accuracy", np.inf), "accuracy: inf; it must be finite"),
+        (set_score("count", -1.0), "count: -1.0; it must be from 0"),
+        (set_score("count", 1e300), "count: 1e.300; it must be from 0"),
+        (set_score("count", np.nan), "count: nan; it must be from 0"),
+        (set_score("count", 1.5), "count: 1.5; it must be a whole number"),
+        (set_score("loss", np.nan), "loss: it is not a number, and there are samples"),
+        (set_score("loss", -np.inf), "loss: -inf; it must be finite"),
+        (set_score("loss", "0"), "'loss' is not a float"),
+        (changed(lambda answer: answer.update(numbers=[1e300, 1.0])), "numbers: 1e.300"),
+        (changed(lambda answer: answer.update(scores=5)), "'scores' is not a list"),
+    ],
+)
+def test_a_score_out_of_its_range_is_named_and_left_out(federation, fault, words):
+    parties = federation("FedAvg", faults={(1, "evaluate", 4): fault})
+    with pytest.warns(UserWarning, match=f"party 1 is left out .evaluation.: .*{words}"):
+        parties.train()
+    ((_, scores),) = parties.method.evaluation.scores.items()
+    assert scores["count"][1] == 0 and np.isnan(scores["loss"][1])
+    assert scores["count"][0] == 3  # `small_world` has three test samples for all
+
+
+WRONG_FACTS = [
+    ("sizes", [5], "sizes: 1 numbers; they must be three"),
+    ("sizes", "many", "'sizes' is not a list"),
+    ("sizes", [np.nan, 0, 1], "0 is not a int"),
+    ("sizes", [HUGE, 0, 1], "sizes: 1000"),
+    ("sizes", [10**18, 0, 1], "sizes: 1000"),
+    ("sizes", [-5, 0, 1], "sizes: -5; it must be from 1"),
+    ("sizes", None, "'sizes' is not a list"),
+    ("classes", "two", "'classes' is not a int"),
+    ("classes", -3, "classes: -3; it must be from 1"),
+    ("hides", None, "'hides' is not a bool"),
+    ("input", ["float64", [1 << 40]], "is no type and shape of a sample"),
+    ("input", ["object", [3]], "is no type and shape of a sample"),
+    ("target", ["float64"], "the answer lacks 1"),
+    ("class_names", [5], "0 is not a str"),
+    ("client", 4, "client 4; it must be from 0 to 3"),
+    ("client", True, "'client' is not a int"),
+]
+
+
+@pytest.mark.parametrize("key, value, words", WRONG_FACTS)
+def test_facts_out_of_their_range_end_no_run(simulate, federation, key, value, words):
+    """A party that comes in the third round, and tells them then, stays outside."""
+    expected = simulate("FedAvg", trace=4 * [[0, 1, 2]])
+    fault = changed(lambda answer: answer.update({key: value}))
+    parties = federation("FedAvg", absent={3: [0, 1]}, faults={(3, "hello", 2): fault})
+    with pytest.warns(UserWarning, match=f"a party is refused: .*{words}"):
+        parties.train(enough=3)
+    scores = {key for key in parties.differing(expected) if key.startswith(("score", "row test"))}
+    assert parties.differing(expected) - scores <= {"row dropped"}
 
 
 def set_part(name, change):

@@ -34,23 +34,13 @@ def _resolve(node: ast.ImportFrom, above: str) -> None:
     node.level = 0
 
 
-def imports(tree: ast.Module, *, typing: bool = True) -> Iterator[tuple[str, str | None]]:
-    """Yields the module and the name of every import, lazy ones included.
+def imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
+    """Yields the module and the name of every import, lazy ones and those for types included.
 
-    The name is None for `import module`. Imports for type checkers alone count unless `typing` is
-    False.
+    The name is None for `import module`.
     """
-    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and is_typing(n.test)]
-    left_out = set() if typing else {node for block in blocks for node in ast.walk(block)}
     for node in ast.walk(tree):
-        if node in left_out:
-            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from ((str(node.module), alias.name) for alias in node.names)
-
-
-def is_typing(test: ast.expr) -> bool:
-    """Whether a condition is `TYPE_CHECKING`."""
-    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"

@@ -34,14 +34,14 @@ def room(module, rooms):
     return package if not name else name if folder or name in rooms else ""
 
 
-def graph_of(package, *, typing=True):
+def graph_of(package):
     """For each module of a package, the modules of the package that it imports."""
     trees = sources(package)
     graph = {}
     for module, tree in trees.items():
         targets = {
             f"{source}.{name}" if f"{source}.{name}" in trees else source
-            for source, name in imports(tree, typing=typing)
+            for source, name in imports(tree)
         }
         graph[module] = targets & trees.keys()
     return graph

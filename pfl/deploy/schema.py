@@ -12,7 +12,7 @@ file outside of its range.
 | | `hides` | true or false |
 | | `input`, `target` | a type and the lengths of a sample, of at most 2^28 values |
 | | `class_names`, `feature_names`, `transforms` | a list of texts, or null |
-| first, train | `messages` | arrays as the method and its stages declare them; finite, and no mean overflows |
+| first, train | `messages` | arrays as method and stages declare them; finite, no mean overflows |
 | | their bytes | from 0 to 2^31 |
 | train | `taken` | sample gradients from 0 to 2^53 |
 | | `losses` | finite numbers by plain names, with numbers of samples from 0 to 2^31 - 1 |

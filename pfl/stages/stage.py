@@ -32,7 +32,7 @@ from pfl.parameters import Layer
 Messages: TypeAlias = Mapping[str, Message]
 """Messages by name."""
 Initial: TypeAlias = Callable[[], Tensor] | Tensor | float
-"""The first row of a client state: the row, a function that returns it, or a number for P copies."""
+"""The first row of a state: the row, a function that returns it, or a number for P copies."""
 
 
 class Place(IntEnum):
@@ -127,7 +127,7 @@ class Stage:
     def states(self) -> dict[str, Initial]:
         """Returns the first row of each client state that the stage keeps, by name.
 
-        A function is called when training begins. The rows of the clients are in `clients.state[name]`
+        A function is called when training begins. The clients' rows are in `clients.state[name]`
         while they train; what the stage leaves there is kept once the message has arrived.
         """
         return {}

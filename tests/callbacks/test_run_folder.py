@@ -104,7 +104,7 @@ def test_an_error_in_an_evaluation_leaves_the_scores_of_the_last_one(tmp_path):
 def test_the_first_error_of_a_full_disk_is_raised(tmp_path, monkeypatch):
     class FullDisk(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            monkeypatch.setattr("pfl.files.files.replaced", full("second"))
+            monkeypatch.setattr("pfl.files.files.new_content", full("second"))
             raise OSError(28, "first")
 
     def full(message):

@@ -80,7 +80,7 @@ class States:
         self.messages[name] = Declared(initial)
 
     def _check(self, initial: Initial) -> None:
-        if not (callable(initial) or isinstance(initial, int | float | Tensor)):
+        if not (callable(initial) or isinstance(initial, int | float)):
             raise ConfigError(
                 f"model: {self.owner} declares a state or kept message with initial={initial!r}; "
                 f"it must be a number, or a function that returns the first row, such as lambda: "
@@ -187,8 +187,6 @@ class States:
 
 def _row(initial: Initial, model: Tensor) -> Tensor:
     """Returns the first row of a state."""
-    if callable(initial) and not isinstance(initial, Tensor):
+    if callable(initial):
         return initial()
-    if isinstance(initial, Tensor):
-        return initial
     return torch.full_like(model, initial)

@@ -112,7 +112,11 @@ class CountedGradients(Stage):
         self._oracle = oracle
 
     def states(self) -> dict[str, Initial]:
-        return {GRADIENTS: torch.zeros(1)}
+        return {GRADIENTS: self.none}
+
+    def none(self) -> Tensor:
+        """Returns the number of gradients before the first one, [1]."""
+        return torch.zeros(1)
 
     def sent(self, clients: Clients, messages: Messages) -> Messages:
         engine = self._oracle.engine

@@ -31,8 +31,8 @@ from pfl.parameters import Layer
 
 Messages: TypeAlias = Mapping[str, Message]
 """Messages by name."""
-Initial: TypeAlias = Callable[[], Tensor] | Tensor | float
-"""The first row of a state: the row, a function that returns it, or a number for P copies."""
+Initial: TypeAlias = Callable[[], Tensor] | float
+"""The first row of a state: a function that returns it, or a number for P copies of it."""
 
 
 class Place(IntEnum):

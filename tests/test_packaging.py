@@ -21,7 +21,7 @@ from tests.commands import ROOT, TWO_PROCESSES
 PACKAGES = ["datamodules", "models", "pfl"]
 DOORS = {"models.py", "datamodules.py", "datamodules.pyi"}  # modules overwrite no user's package
 # Packages whose name to import differs from their name to install.
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,9 @@ class FlowerRule(Partitioner):
             return ()
         if isinstance(self.partitioner, str):
             return (self.arguments.get("partition_by", "client_ids"),)
-        return (getattr(self.partitioner, "_partition_by", "client_ids"),)
+        # Flower's partitioners keep the name of the column to themselves.
+        kept = {name.strip("_"): value for name, value in vars(self.partitioner).items()}
+        return (kept.get("partition_by", "client_ids"),)
 
     @property
     def reach(self) -> int | None:

@@ -5,7 +5,6 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -36,7 +35,7 @@ class Hypernetwork(nn.Module):
         self.layers = nn.ModuleList(layers)
         for parameter in self.layers.parameters():
             nn.init.zeros_(parameter)
-        self._join()
+        self.join()
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Returns the models of vectors [C, E], [C, P]."""
@@ -56,13 +55,9 @@ class Hypernetwork(nn.Module):
         models: Tensor = functional_call(self, at, (at["vectors"][torch.from_numpy(places)],))
         return models
 
-    def _join(self) -> None:
+    def join(self) -> None:
+        """Puts all values into one block of memory again, once PyTorch has moved them."""
         vector_to_parameters(parameters_to_vector(self.parameters()), self.parameters())
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hypernetwork:
-        super()._apply(fn, recurse)
-        self._join()
-        return self
 
 
 class pFedHN(FederatedAlgorithm):
@@ -139,7 +134,15 @@ class pFedHN(FederatedAlgorithm):
     def _blank(self) -> Hypernetwork:
         first = self.embedding or 1 + self.num_clients // 4
         hidden = [self.width] * (1 + self.hidden_layers)
-        return Hypernetwork(self.num_clients, [first, *hidden, self.space.size])
+        made = Hypernetwork(self.num_clients, [first, *hidden, self.space.size])
+        made.to(self.space.vector)
+        made.join()
+        return made
+
+    def after_move(self) -> None:
+        super().after_move()
+        if hasattr(self, "hypernetwork"):
+            self.hypernetwork.join()
 
     def _no_momentum(self) -> Tensor:
         return torch.zeros_like(parameters_to_vector(self.hypernetwork.parameters()))

@@ -90,6 +90,7 @@ class Stage:
     Example:
         A stage that halves what clients send, with the bytes of 16-bit numbers:
 
+        >>> import torch
         >>> from dataclasses import replace
         >>> class Half(Stage):
         ...     def sent(self, clients, messages):

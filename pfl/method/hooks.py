@@ -1,6 +1,7 @@
 """What the author of a method writes: the hooks of a run, and what they do if they are not written.
 
-A run in pseudo-code, with the hooks that a method writes in CAPITALS:
+A run in pseudo-code, with the hooks that a method writes in CAPITALS. The list of stages is empty
+in a plain run:
 
     CHECK_SETUP()                                         # once, before anything runs
     for round in run:                                     # one epoch of Lightning's Trainer
@@ -8,12 +9,13 @@ A run in pseudo-code, with the hooks that a method writes in CAPITALS:
         for clients in cohort:                            # only if the method has FIRST_UPLOAD
             keep(FIRST_UPLOAD(clients))                   # what clients send before they receive
         BEGIN_ROUND(round)                                # the server reads kept messages
-        common = DOWNLOAD()                               # to every client, counted by the ledger
-        for clients in chunks(cohort):                    # groups of C clients, by threads
+        download = stages.down(DOWNLOAD())                # to every client, counted by the ledger
+        for clients in transport.train(cohort, download): # groups of C clients, by threads
+            clients.received = download + DOWNLOAD_FOR(clients.ids)
             clients.state = their rows of each declared state
-            clients.received = common + DOWNLOAD_FOR(clients.ids)
             messages = CLIENT_UPDATE(clients, clients.received["w"])
             # only what was received, the clients' states and samples, and constants are read
+            messages = stages.sent(messages)              # compression, attackers, statistics
             if the messages arrive:                       # else the new states are forgotten
                 commit(clients.state)
                 for message in messages:                  # counted by the ledger
@@ -21,16 +23,21 @@ A run in pseudo-code, with the hooks that a method writes in CAPITALS:
                     elif reduce == "rows":    collect it, [participants, K]
                     else:                     add it to the weighted sum
         received = sums over all processes / weights, rows by client id
-        SERVER_UPDATE(received)                           # changes the global model
+        SERVER_UPDATE(stages.read(received))              # changes the global model
         optimizer.step()                                  # moves it where a gradient was left
         if it is time:                                    # trainer.check_val_every_n_epoch
             BEGIN_EVALUATION()
             for clients in everyone:
-                clients.received = DOWNLOAD()
+                clients.received = DOWNLOAD() + EVALUATION_FOR(clients.ids)
                 score the global model                    # if the method has one
                 score PERSONALIZED(clients)               # if the method has them
                 fine-tune from ADAPTATION_START(clients) and score
                 score NEWCOMER(clients) for clients that never trained
+            AFTER_EVALUATION(row)
+
+`run_round` (round.py) is the part from `for clients in cohort` to `optimizer.step`, `Evaluation`
+(scoring.py) the last part; `Transport` (transport.py) says who trains and how messages travel, and
+`States` (states.py) holds and commits the rows.
 """
 
 from __future__ import annotations

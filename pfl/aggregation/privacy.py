@@ -160,11 +160,42 @@ class SamplePrivacy:
         pairs, places = np.unique(np.stack([sizes, counts]), axis=1, return_inverse=True)
         found = []
         for size, count in pairs.T.astype(int).tolist():
-            delta = self.delta or max(size, 2) ** -1.1
+            delta = self.delta_of(size)
             batch = size if batch_size is None else min(batch_size, size)
             accountant = Accountant(self.noise_multiplier, delta, "bernoulli", batch, max(size, 1))
             found.append(accountant.epsilon(count if size else 0))
         return np.array(found)[places.reshape(-1)]
+
+    def delta_of(self, size: int) -> float:
+        """Returns δ of a client with `size` training samples."""
+        return self.delta or max(size, 2) ** -1.1
+
+    def doubt(self, sizes: np.ndarray) -> str:
+        """Returns in words that δ of the smallest client is too large; nothing if it is not.
+
+        Args:
+            sizes: Number of training samples of each client, int64 [C]; 1 also stands for a number
+                that a party does not tell, and says nothing here.
+        """
+        known = sizes[sizes > 1]
+        if self.reproducible or not known.size:
+            return ""
+        smallest = int(known.min())
+        delta = self.delta_of(smallest)
+        if delta <= LARGE_DELTA:
+            return ""
+        return (
+            f"loop.sample_privacy.delta: {delta:.2g} for a client of {smallest} samples is "
+            f"{too_large('loop.sample_privacy.delta', smallest)}"
+        )
+
+
+def too_large(key: str, members: int) -> str:
+    """Returns in words what a δ above `LARGE_DELTA` means, and what to give under a key."""
+    return (
+        f"so large that epsilon says little (give {key} a value far below 1 / {members}, such as "
+        f"1e-5)"
+    )
 
 
 def band(bands: int) -> np.ndarray:
@@ -321,10 +352,7 @@ class PrivateMean:
         """Returns in words that δ is too large for ε to say much; nothing if it is not."""
         if self.privacy.reproducible or self.accountant.delta <= LARGE_DELTA:
             return ""
-        return (
-            f"so large that epsilon says little (give loop.privacy.delta a value far below 1 / "
-            f"{self.accountant.population}, such as 1e-5)"
-        )
+        return too_large("loop.privacy.delta", self.accountant.population)
 
     def describe(self) -> str:
         """Returns in words what is private against whom, and what is not."""

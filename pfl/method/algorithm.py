@@ -178,7 +178,7 @@ class FederatedAlgorithm(Method):
         set_up.plan_chunks(self, loop, probe)
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
-            set_up.tell_doubt(self.run.private)
+            set_up.tell_doubt(self.run.private, loop)
         self._check_fit()
         allowed = set_up.rounds_within_budget(self.run.private, self.max_rounds)
         if allowed is not None:

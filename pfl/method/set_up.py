@@ -150,10 +150,14 @@ def share_secret(loop: FederatedLoop) -> None:
         loop.take_secret(Secret(gather(loop.secret.key)[0]))
 
 
-def tell_doubt(private: PrivateMean | None) -> None:
+def tell_doubt(private: PrivateMean | None, loop: FederatedLoop) -> None:
     """Says in one line where the δ of a private run is so large that its ε says little."""
     if private is not None and private.doubt():
         rank_zero_info(f"loop.privacy.delta: {private.accountant.delta:.2g} is {private.doubt()}")
+    if loop.sample_privacy is not None:
+        doubt = loop.sample_privacy.doubt(loop.datamodule.client_sizes)
+        if doubt:
+            rank_zero_info(doubt)
 
 
 def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int | None:

@@ -23,6 +23,7 @@ from pfl.algorithms import (
     PerFedAvg,
 )
 from pfl.clients import ClientData, Clients, LocalSchedule
+from pfl.method import set_up
 from pfl.models import HalfSquaredError
 from tests.algorithms.methods import BATCHES, SIZES, normalized_network, small_network, small_world
 from tests.problems import least_squares, owned
@@ -188,3 +189,26 @@ def test_statistics_and_fine_tuning_are_refused(fit):
             sample_privacy=private(),
             finetune=[1],
         )
+
+
+def test_a_delta_that_is_too_large_is_told(fit, monkeypatch):
+    """n^-1.1 is above 0.01 for n < 100^(1 / 1.1) = 65.8"""
+    assert 65 < 100 ** (1 / 1.1) < 66
+
+    def told(sizes, **arguments):
+        """What is said of the δ of clients with these numbers of training samples."""
+        return SamplePrivacy(1.0, 1.0, **arguments).doubt(np.array(sizes))
+
+    assert told([1000, 66]) == "" and told([1000, 0, 66]) == "" and told([0, 1]) == ""
+    assert told([1000, 65]) == (
+        "loop.sample_privacy.delta: 0.01 for a client of 65 samples is so large that epsilon says "
+        "little (give loop.sample_privacy.delta a value far below 1 / 65, such as 1e-5)"
+    )
+    assert told([3], delta=1e-5) == "" and told([3], reproducible=True) == ""
+    assert "0.02 for a client of 1000 samples" in told([1000], delta=0.02)
+    lines = []
+    monkeypatch.setattr(set_up, "rank_zero_info", lines.append)
+    algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+    fit(algorithm, small_world(), 1, sample_privacy=SamplePrivacy(1.0, 1.0), evaluate=())
+    smallest = min(size for size in SIZES if size > 1)
+    assert lines == [told([smallest])] and lines[0]

@@ -129,7 +129,7 @@ def read_records(path: Path) -> list[dict[str, str]]:
 
 
 def write_figure(path: Path, figure: Any) -> None:
-    """DrawKey a figure of matplotlib into a file as a whole; equal figures give equal files."""
+    """Draws a figure of matplotlib into a file as a whole; equal figures give equal files."""
     kind = path.suffix[1:]
     metadata = None
     if kind == "pdf":

@@ -38,7 +38,7 @@ class DrawKey(ABC):
 
 
 class Seeded(DrawKey):
-    """DrawKey that are functions of a public seed: whoever knows it can repeat them.
+    """Draws that are functions of a public seed: whoever knows it can repeat them.
 
     Args:
         seed: The seed.
@@ -56,7 +56,7 @@ class Seeded(DrawKey):
 
 
 class Secret(DrawKey):
-    """DrawKey that only the owner of a secret key can repeat: noise for privacy, private cohorts.
+    """Draws that only the owner of a secret key can repeat: noise for privacy, private cohorts.
 
     Each purpose has a Philox generator of its own, whose key and counter are a keyed hash (BLAKE2b)
     of the purpose. What one of them draws tells nothing of another one, nor of the key.

@@ -32,7 +32,7 @@ class Attack:
 
         Args:
             message: The message.
-            rng: DrawKey that are a function of (seed, round, client).
+            rng: Draws that are a function of (seed, round, client).
         """
         return message
 

@@ -254,7 +254,7 @@ class PrivateMean:
         self.count_noise = self._count_noise()
 
     def draw_from(self, draws: DrawKey) -> None:
-        """DrawKey the noise of the rounds to come from another key."""
+        """Draws the noise of the rounds to come from another key."""
         self.draws = draws
         self._noise = []
         self._next = 0

@@ -115,7 +115,7 @@ class Floco(FederatedAlgorithm):
         return torch.zeros_like(self.endpoints).flatten()
 
     def begin_round(self, round_index: int) -> None:
-        """DrawKey the heads before the first round."""
+        """Draws the heads before the first round."""
         if round_index == 0:
             for number, head in enumerate(self.endpoints[1:], start=1):
                 drawn = redrawn(self.space, self.global_model, generator(self.seed, "head", number))

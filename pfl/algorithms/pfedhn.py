@@ -153,7 +153,7 @@ class pFedHN(FederatedAlgorithm):
         return None
 
     def begin_round(self, round_index: int) -> None:
-        """DrawKey φ and all v_i before the first round."""
+        """Draws φ and all v_i before the first round."""
         if round_index > 0:
             return
         draw = generator(self.seed, "hypernetwork")

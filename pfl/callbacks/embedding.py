@@ -27,7 +27,7 @@ FEWEST = 5  # smallest number of samples worth drawing
 
 
 class EmbeddingFigure(Callback):
-    """DrawKey the features of one client's test samples in the plane, by t-SNE (`embedding.png`).
+    """Draws the features of one client's test samples in the plane, by t-SNE (`embedding.png`).
 
     A panel pairs the extractor (all layers but the last) of the personalized or the global model
     with the classifier (the last layer) of either, as Figure 4 of FedSLR (Huang et al., TMLR 2023)

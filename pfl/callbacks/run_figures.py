@@ -38,7 +38,7 @@ class RunFigure(Callback):
 
 
 class CollaborationMap(Callback):
-    """DrawKey which clients learned from which in the last round, if the method records it.
+    """Draws which clients learned from which in the last round, if the method records it.
 
     The figure is `collaboration.png` in the run's folder, and is sent to W&B. `pfl.Trainer` adds
     this callback to every run.

@@ -49,7 +49,7 @@ class Range:
     Args:
         low: The least one.
         high: The largest one; whole numbers as `low` and `high` give whole numbers.
-        log: DrawKey from the logarithms.
+        log: Draws from the logarithms.
     """
 
     low: int | float

@@ -133,7 +133,7 @@ class FederatedAlgorithm(Method):
         self.trainer = trainer
 
     def take_secret(self, secret: Secret) -> None:
-        """DrawKey noise and private cohorts from a key, such as that of a checkpoint."""
+        """Draws noise and private cohorts from a key, such as that of a checkpoint."""
         self.run.loop.take_secret(secret)
         if self.run.private is not None and not self.run.private.privacy.reproducible:
             self.run.private.draw_from(secret)

@@ -21,7 +21,7 @@ NAMES = {"round": "rounds", BYTES: "MB sent and received", "train/samples": "gra
 
 
 def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
-    """DrawKey the score against rounds, bytes, gradients and virtual time, with bands over seeds.
+    """Draws the score against rounds, bytes, gradients and virtual time, with bands over seeds.
 
     The suffix "_worst10" draws the mean of the worst tenth of the clients.
     """
@@ -45,7 +45,7 @@ def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
 
 
 def communication(comparison: ComparedRuns, bandwidth: float) -> Figure | None:
-    """DrawKey the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
+    """Draws the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
 
     The clients of a round send and receive side by side, so that a round takes as long as the mean
     client's bytes at a `bandwidth` in bits a second. None if no run has recorded bytes.
@@ -78,7 +78,7 @@ def communication_seconds(rows: Sequence[PanelRow], bandwidth: float) -> list[tu
 
 
 def gains(comparison: ComparedRuns) -> Figure | None:
-    """DrawKey the distribution of each client's gain over the baseline as violins.
+    """Draws the distribution of each client's gain over the baseline as violins.
 
     A red line marks equality. None if no run has recorded scores of clients.
     """
@@ -111,7 +111,7 @@ def gains(comparison: ComparedRuns) -> Figure | None:
 
 
 def scatter(comparison: ComparedRuns) -> Figure | None:
-    """DrawKey each client's personalized score against the global model's; None without both."""
+    """Draws each client's personalized score against the global model's; None without both."""
     number = comparison.number
     points = {}
     for label in comparison.labels:
@@ -152,7 +152,7 @@ def _colour(comparison: ComparedRuns, label: str) -> str:
 
 
 def rank_diagram(comparisons: Sequence[ComparedRuns], alpha: float = 0.05) -> Figure | None:
-    """DrawKey the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
+    """Draws the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
 
     A block is a seed of a point of the grid; methods that a bar connects do not differ
     significantly. None with fewer than three methods or two blocks.

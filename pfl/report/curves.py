@@ -264,7 +264,7 @@ def draw(title: str, panels: list[Panel], table: Sequence[PanelRow]) -> Figure:
 
 
 def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: Any) -> Line2D:
-    """DrawKey a curve in a line style of matplotlib, and its band with the label `band`."""
+    """Draws a curve in a line style of matplotlib, and its band with the label `band`."""
     (drawn,) = axes.plot(line.x, line.y, form, **style)
     if (line.high > line.low).any():
         colour = drawn.get_color()
@@ -275,7 +275,7 @@ def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: An
 def _draw_panel(
     axes: Axes, panel: Panel, table: Sequence[PanelRow], labels: list[str]
 ) -> dict[str, Any]:
-    """DrawKey one panel and returns the lines by label.
+    """Draws one panel and returns the lines by label.
 
     The colour shows the label, and the line style the point of the grid. If there is one point,
     some lines are dashed, so that lines on top of one another still show.

@@ -112,7 +112,7 @@ def embedding_figure(
 
 
 def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None = None) -> None:
-    """DrawKey the label counts [M, K] as a heat map: a row per label, a column per client."""
+    """Draws the label counts [M, K] as a heat map: a row per label, a column per client."""
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="label", title="Who has which labels")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -123,7 +123,7 @@ def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None =
 
 
 def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> None:
-    """DrawKey the mean test score by round; the worst tenth of the clients is dotted.
+    """Draws the mean test score by round; the worst tenth of the clients is dotted.
 
     If there are scores by round, a band holds the personalized models' (or else the global model's)
     without the lowest and the highest tenth of the clients.
@@ -152,7 +152,7 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
 
 
 def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> None:
-    """DrawKey a test score of each client; clients are sorted by the score of their first model."""
+    """Draws a test score of each client; clients are sorted by the score of their first model."""
     markers = {"global": "o", "personalized": "^", "local": "x"}
     of_tests = scores_among(columns, "test")
     names = [name for name in of_tests if name.model in markers and name.number == number]
@@ -185,7 +185,7 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
 
 
 def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], number: str) -> None:
-    """DrawKey the mean test score by steps of fine-tuning (`adaptation_curves`)."""
+    """Draws the mean test score by steps of fine-tuning (`adaptation_curves`)."""
     labels = {"finetuned": ("clients that train", "o-"), "unseen": ("unseen clients", "s--")}
     for name, points in curves.items():
         label, style = labels[name]

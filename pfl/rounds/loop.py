@@ -259,7 +259,7 @@ class FederatedLoop(LightningDataModule):
         return self._data
 
     def take_secret(self, secret: Secret) -> None:
-        """DrawKey noise and private cohorts from a secret key, in place of the loop's own key."""
+        """Draws noise and private cohorts from a secret key, in place of the loop's own key."""
         self.secret = secret
         self.participation.draw_from(secret)
 

@@ -44,7 +44,7 @@ TRAIN, TEST = 40, 12
 
 
 def draw(number, shape, classes):
-    """DrawKey random images, and labels in which every class occurs."""
+    """Draws random images, and labels in which every class occurs."""
     images = RNG.integers(0, 256, (number, *shape), np.uint8)
     return images, RNG.permutation(np.arange(number) % classes)
 

@@ -32,7 +32,7 @@ def decoded(stage, x, known=None):
 
 @dataclass(frozen=True)
 class Given(Known):
-    """DrawKey that a test gives, in place of a generator's."""
+    """Draws that a test gives, in place of a generator's."""
 
     drawn: Any = None
 

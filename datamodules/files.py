@@ -1,6 +1,8 @@
 """Files that change as a whole."""
 
+import glob
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
@@ -9,8 +11,11 @@ from pathlib import Path
 
 @contextmanager
 def new_content(path: Path) -> Iterator[BufferedWriter]:
-    """Opens a new file that takes the place of `path` when the block ends without an error."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    """Opens a new file that takes the place of `path` when the block ends without an error.
+
+    Until then its name has the machine and the process, and ends with ".part".
+    """
+    part = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             yield file
@@ -19,3 +24,24 @@ def new_content(path: Path) -> Iterator[BufferedWriter]:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+def remove_parts(folder: Path) -> None:
+    """Removes what killed processes of this machine have left half written in a folder."""
+    for path in folder.glob(f"*.{glob.escape(platform.node())}.*.part"):
+        process = path.name.split(".")[-2]
+        if process.isdigit() and not _is_running(int(process)):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Returns whether a process runs on this machine; always true where this cannot be asked."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True

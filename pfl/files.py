@@ -91,9 +91,10 @@ def write_all(file: io.FileIO, content: bytes) -> None:
 
 
 def make_folder(folder: Path, key: str = "trainer.default_root_dir") -> None:
-    """Creates a folder that `key` chose, if it does not exist."""
+    """Creates a folder that `key` chose, or removes what killed processes have left in it."""
     with run_folder_errors(folder, key):
         folder.mkdir(parents=True, exist_ok=True)
+        files.remove_parts(folder)
 
 
 def write(path: Path, content: bytes | str) -> None:

@@ -1,6 +1,8 @@
 """Nothing that a command did not make is replaced or removed; the files of an app are valid."""
 
 import json
+import multiprocessing
+import platform
 import shutil
 import socket
 import subprocess
@@ -86,6 +88,16 @@ def test_what_a_killed_command_has_left_is_replaced(tmp_path, monkeypatch):
     assert [(tmp_path / name).read_text() for name in "ab"] == ["two", "one"]
     write_folder(tmp_path, {"a": "three", "b": "three"})
     assert [(tmp_path / name).read_text() for name in "ab"] == ["three", "three"]
+
+
+def test_a_marker_that_a_killed_command_has_half_written_is_removed(tmp_path):
+    process = multiprocessing.get_context("spawn").Process()
+    process.start()
+    process.join()  # it has ended, and nothing else has its number yet
+    left = tmp_path / f"{MARKER}.{platform.node()}.{process.pid}.part"
+    left.write_text("{")
+    write_folder(tmp_path, {"a": "one"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MARKER, "a"]
 
 
 def stop_at(last):

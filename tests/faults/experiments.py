@@ -42,11 +42,18 @@ FILES = {
     "reproduce": RUNS | {"panels": [{"y": "test/global/loss"}]},
 }
 LAST = "runs/LocalTrain/seed0/checkpoints/last.ckpt"
+RUN = {
+    "trainer": {"max_epochs": 2, "accelerator": "cpu"},
+    "model": {"class_path": "FedAvg", "init_args": {"network": NETWORK}},
+    "data": {"class_path": "DigitsDataModule", "init_args": {"num_clients": 4}},
+}
 COMMANDS = {
     **{name: [name, f"{name}.yaml", "--out", "out"] for name in FILES},
     "report": ["report", "runs"],
     "export": ["export", "--ckpt_path", LAST, "--client", "all", "--out", "out"],
+    "deploy": ["deploy", "--config", "run.yaml", "--out", "app"],
 }
+EXACT = (".safetensors", ".npy", ".py", ".sh")  # files that are compared byte by byte
 MEASURED = ("seconds", "peak_memory")  # in the names of columns and keys
 AT_A_CHANGE = {"kill": (-9,), "half": (-9,), "stop": (143,), "full": (2,)}
 WORKERS, NONE = "workers", Fault()
@@ -117,6 +124,8 @@ def prepared(name: str) -> Path:
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
     if name in FILES:
         (root / f"{name}.yaml").write_text(json.dumps(FILES[name]))
+    elif name == "deploy":
+        (root / "run.yaml").write_text(json.dumps(RUN))
     else:
         shutil.copytree(runs(), root / "runs")
     return root
@@ -130,15 +139,17 @@ def outcome(root: Path) -> dict[str, Any]:
         if path.suffix == ".csv":
             rows = csv.DictReader(path.read_text().splitlines())
             content[name] = [{k: v for k, v in row.items() if is_exact(k)} for row in rows]
-        elif path.suffix in (".safetensors", ".npy"):
+        elif path.suffix == ".yaml":
+            content[name] = [line for line in path.read_text().splitlines() if is_exact(line)]
+        elif path.suffix in EXACT:
             content[name] = path.read_bytes()
         elif name not in ("changes", "output"):
-            content[name] = None  # with measured times or versions in it
+            content[name] = "is there"  # with measured times or versions in it
     return content
 
 
 def is_exact(name: str) -> bool:
-    """Whether a column of this name has no measured times or sizes."""
+    """Whether a column of this name, or a line, has no measured times or sizes."""
     return not any(word in name for word in MEASURED)
 
 

@@ -108,7 +108,9 @@ def test_models_that_are_not_finite(tmp_path):
     def update(self, clients, w):
         return w.repeat(len(clients), 1) / 0
 
-    with refused("clients' message w is no longer finite in round 1"):
+    with refused(
+        "clients' message w of client 0, client 1, client 2 is no longer finite in round 1"
+    ):
         fit(tmp_path, Own(update))
 
 

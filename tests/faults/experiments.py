@@ -99,9 +99,8 @@ def run(root: Path, words: list[str], fault: Fault = NONE) -> int:
 
 def start(root: Path, name: str) -> subprocess.Popen:
     """Starts a command with two workers."""
-    words = [*COMMANDS[name], "--jobs", "2"]
     return subprocess.Popen(
-        [sys.executable, "-m", "pfl", *words],
+        [sys.executable, "-m", "pfl", *words_of(name, jobs=2)],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
@@ -154,20 +153,22 @@ def is_exact(name: str) -> bool:
 
 
 @cache
-def whole(name: str) -> tuple[dict[str, Any], int]:
-    """What a whole command leaves behind, and its changes of files."""
+def whole(name: str, jobs: int = 1) -> tuple[dict[str, Any], int]:
+    """What a whole command leaves behind, and its changes of files in its own process."""
     root = prepared(name)
     try:
-        assert run(root, words_of(name)) == 0, (root / "output").read_text()
+        assert run(root, words_of(name, jobs)) == 0, (root / "output").read_text()
         changes = int((root / "changes").read_text())
         return outcome(root), changes
     finally:
         shutil.rmtree(root)
 
 
-def words_of(name: str) -> list[str]:
-    """Returns a command that makes its runs in its own process."""
-    return [*COMMANDS[name], *(["--jobs", "1"] if name in FILES else [])]
+def words_of(name: str, jobs: int = 1) -> list[str]:
+    """Returns a command that makes its runs in its own process, or in workers if `jobs` > 1."""
+    if name not in FILES:
+        return COMMANDS[name]
+    return [*COMMANDS[name], "--jobs", str(jobs)]
 
 
 def end_a_command(name: str, kind: str, rng: random.Random) -> None:
@@ -189,7 +190,7 @@ def end_a_command(name: str, kind: str, rng: random.Random) -> None:
 
 def end_workers(name: str, rng: random.Random) -> None:
     """Does the same with a kill of a command of two workers, or of one of them."""
-    expected, _ = whole(name)
+    expected, _ = whole(name, jobs=2)  # with as many threads in each run: they round alike
     root, after, is_parent = prepared(name), rng.uniform(0, 20), rng.random() < 0.5
     try:
         process = start(root, name)
@@ -204,14 +205,14 @@ def end_workers(name: str, rng: random.Random) -> None:
         while (left := [pid for pid in children if alive(pid)]) and time.monotonic() < end:
             time.sleep(0.05)
         assert not left, "a worker lives on"
-        check_again(root, name, expected)
+        check_again(root, name, expected, jobs=2)
     finally:
         shutil.rmtree(root)
 
 
-def check_again(root: Path, name: str, expected: dict[str, Any]) -> None:
+def check_again(root: Path, name: str, expected: dict[str, Any], jobs: int = 1) -> None:
     """Gives a command once more, and compares all that it leaves with `expected`."""
-    status = run(root, words_of(name))
+    status = run(root, words_of(name, jobs))
     assert status == 0, f"again: status {status}: {(root / 'output').read_text()[-500:]}"
     found = differences(outcome(root), expected)
     assert not found, f"other {', '.join(found)}"

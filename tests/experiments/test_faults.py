@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -142,7 +143,7 @@ def test_comparisons_of_the_same_name_do_not_share_a_folder(tmp_path, monkeypatc
 def test_tables_and_figures_are_written_as_a_whole(tmp_path, capsys):
     path, out = comparison(tmp_path, seeds=1, runs={"FedAvg": RUNS["FedAvg"]}), tmp_path / "out"
     for name in ("comparison.md", "runs.csv", "curves.pdf"):
-        part = out / f"{name}.{os.getpid()}.part"
+        part = out / f"{name}.{platform.node()}.{os.getpid()}.part"
         part.mkdir(parents=True)  # in the way of the new file
         assert main(["compare", str(path), "--out", str(out), "--jobs", "1"]) == 2
         error = capsys.readouterr().err

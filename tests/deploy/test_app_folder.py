@@ -1,11 +1,11 @@
 """Nothing that a command did not make is replaced or removed; the files of an app are valid."""
 
 import json
-import multiprocessing
 import platform
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -91,9 +91,8 @@ def test_what_a_killed_command_has_left_is_replaced(tmp_path, monkeypatch):
 
 
 def test_a_marker_that_a_killed_command_has_half_written_is_removed(tmp_path):
-    process = multiprocessing.get_context("spawn").Process()
-    process.start()
-    process.join()  # it has ended, and nothing else has its number yet
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()  # it has ended, and nothing else has its number yet
     left = tmp_path / f"{MARKER}.{platform.node()}.{process.pid}.part"
     left.write_text("{")
     write_folder(tmp_path, {"a": "one"})

@@ -60,6 +60,8 @@ def main(number):
     """Imports the large packages and serves requests."""
     subprocess.Popen = Popen  # before others import it by name
     multiprocessing.util.spawnv_passfds = spawnv_passfds
+    # multiprocessing blocks signals while it starts a process, which may be what starts this one.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in LARGE:

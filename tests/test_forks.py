@@ -50,3 +50,22 @@ def test_a_fork_is_killed_and_its_error_is_printed(tmp_path):
         finish("-c", "1 / 0", cwd=tmp_path)
     place = finish("-c", "import pfl; print(*pfl.__path__)", cwd=tmp_path).strip()
     assert place == str(ROOT / "pfl")
+
+
+MASK = """
+import signal, subprocess, sys
+from tests import forks
+if not blocked_before:
+    forks._start_server()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+words = "import signal; print(*signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+forks.Popen([sys.executable, "-c", words]).wait()
+"""
+
+
+@pytest.mark.parametrize("blocked_before", [True, False])
+def test_signals_that_are_blocked_at_a_start_are_not_blocked_in_the_fork(blocked_before):
+    """`multiprocessing` blocks SIGINT and SIGTERM while it starts its resource tracker."""
+    text = MASK.replace("blocked_before", str(blocked_before))
+    made = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    assert (made.returncode, made.stdout, made.stderr) == (0, "\n", "")

@@ -54,6 +54,14 @@ def here(tmp_path):
 
 
 @pytest.fixture
+def threads():
+    """Says how many threads PyTorch has, which a run takes for its clients."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def quick_figures(monkeypatch):
     """Makes the figures of a test's comparisons empty files: drawing them takes seconds."""
     monkeypatch.setattr("pfl.experiments.results.write_figure", lambda path, figure: path.touch())

@@ -140,14 +140,6 @@ def both(make, data, root, **settings):
     return method
 
 
-@pytest.fixture
-def threads():
-    """Says how many threads PyTorch has, which a run takes for its clients."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)

@@ -55,14 +55,6 @@ class LastIsUnused(TwoModels):
 
 
 @pytest.fixture
-def threads():
-    """Says how many threads PyTorch has, which a run takes for its clients."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def counted(tmp_path, threads):
     """Trains a method and returns its number of sample gradients and its row."""
 

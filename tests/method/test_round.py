@@ -9,7 +9,6 @@ import threading
 
 import lightning.pytorch as pl
 import pytest
-import torch
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
@@ -65,17 +64,10 @@ def ours(frame):
     return path.startswith(packages) and not of_lightning
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="frames have no qualified names")
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger or coverage traces")
-def test_a_plain_round_calls_few_functions_in_few_files(tmp_path, one_thread):
+def test_a_plain_round_calls_few_functions_in_few_files(tmp_path, threads):
+    threads(1)
     trace = Trace()
     trainer = quiet(tmp_path, 3, trace, enable_checkpointing=False)
     data = DigitsDataModule(num_clients=20, partition=Dirichlet(0.1))

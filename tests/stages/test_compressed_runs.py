@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from models import HalfSquaredError
 from pfl import FederatedLoop
@@ -52,14 +51,6 @@ def train(tmp_path):
         return run(method, data, rounds, root=tmp_path, stages=stages, **loop)
 
     return train
-
-
-@pytest.fixture
-def threads():
-    """Says how many threads PyTorch has, which a run takes for its clients."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def without(algorithm, *words):

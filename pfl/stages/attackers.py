@@ -12,7 +12,6 @@ from pfl.aggregation.attacks import Attack
 from pfl.aggregation.joined import join, split
 from pfl.clients import Clients
 from pfl.randomness import generator
-from pfl.stages.robust import pooled_samples
 from pfl.stages.stage import Messages, Place, References, Served, Stage
 
 
@@ -38,8 +37,7 @@ class ChangedMessages(Stage):
 
     def set_up(self, served: Served) -> None:
         self._seed = served.context.seed
-        if served.pooled:
-            raise pooled_samples(self.key, served)
+        served.refuse_pooled(self.key)
 
     def begin(self, round_index: int) -> None:
         self._references.begin()

@@ -15,7 +15,6 @@ from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import ConfigError
 from pfl.randomness import generator
-from pfl.stages.robust import pooled_samples
 from pfl.stages.stage import Initial, Messages, Place, Served, Stage
 
 
@@ -108,8 +107,7 @@ class Compressor(Stage):
 
     def set_up(self, served: Served) -> None:
         self._served = served
-        if served.pooled:
-            raise pooled_samples(self.key, served)
+        served.refuse_pooled(self.key)
         if served.kept:
             raise ConfigError(
                 f"{self.key}: the server of {served.method} keeps the messages of single clients, "

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.aggregation.joined import NOT_FINITE
 from pfl.errors import ConfigError
-from pfl.stages.stage import Messages, Place, Stage, by_place
-
-NOT_FINITE = "not finite"
-"""The name among the sums of how many clients' messages counted as zero."""
+from pfl.stages.stage import Messages, Place, References, Served, Stage, by_place
 
 
 @dataclass
@@ -115,6 +113,41 @@ def client_weights(weighting: str, sizes: np.ndarray) -> Tensor:
     if weighting == "uniform":
         return torch.ones(len(sizes), dtype=torch.float64)
     return torch.from_numpy(sizes)
+
+
+class MeasuredMean(Mean):
+    """What a server makes of messages that are measured from their public references."""
+
+    def __init__(self) -> None:
+        self._references = References()
+        self._found: dict[str, Tensor] = {}  # the references of the messages of the round
+        self._served: Served
+
+    def set_up(self, served: Served) -> None:
+        self._served = served
+        served.refuse_pooled(self.key)
+
+    def begin(self, round_index: int) -> None:
+        self._references.begin()
+        self._found = {}
+
+    def down(self, messages: Messages) -> Messages:
+        self._references.note(messages)
+        return messages
+
+    def measured(
+        self, messages: Messages, like: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Returns the values [C, K] of messages and their references [K], which are noted."""
+        values = {name: message.values.to(like) for name, message in messages.items()}
+        references = self._references.of(messages)
+        self._found |= references
+        return values, references
+
+    def take_not_finite(self, arrived: Arrived, metrics: dict[str, float]) -> None:
+        """Moves the number of clients whose messages counted as zero into the round's row."""
+        if NOT_FINITE in arrived.sums:
+            metrics["not_finite"] = float(arrived.sums.pop(NOT_FINITE))
 
 
 class Stages(list[Stage]):

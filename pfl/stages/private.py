@@ -8,21 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.aggregation.joined import NOT_FINITE
 from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients
 from pfl.engines.oracle import Oracle
 from pfl.engines.private import PrivateEngine
 from pfl.errors import ConfigError
-from pfl.stages.mean import Arrived, Mean
-from pfl.stages.robust import pooled_samples
-from pfl.stages.stage import Initial, Messages, Place, References, Served, Stage
+from pfl.stages.mean import Arrived, MeasuredMean
+from pfl.stages.stage import Initial, Messages, Place, Served, Stage
 
 GRADIENTS = "private gradients"
 """The client state that counts how many gradients a client has taken."""
 
 
-class ClippedSum(Mean):
+class ClippedSum(MeasuredMean):
     """The sum of clipped messages with noise, over the expected number of clients.
 
     Args:
@@ -33,20 +31,16 @@ class ClippedSum(Mean):
     takes: ClassVar[frozenset[str]] = frozenset({"single messages", "products"})
 
     def __init__(self, private: PrivateMean) -> None:
+        super().__init__()
         self.private = private
-        self._references = References()
-        self._found: dict[str, Tensor] = {}
         self._round = 0
-        self._served: Served
 
     @property
     def key(self) -> str:
         return "loop.privacy"
 
     def set_up(self, served: Served) -> None:
-        self._served = served
-        if served.pooled:
-            raise pooled_samples(self.key, served)
+        super().set_up(served)
         reason = ""
         if served.kept:
             reason = (
@@ -62,13 +56,8 @@ class ClippedSum(Mean):
             raise ConfigError(f"loop.privacy: {reason}")
 
     def begin(self, round_index: int) -> None:
+        super().begin(round_index)
         self._round = round_index
-        self._references.begin()
-        self._found = {}
-
-    def down(self, messages: Messages) -> Messages:
-        self._references.note(messages)
-        return messages
 
     def sent(self, clients: Clients, messages: Messages) -> Messages:
         """Refuses messages that the server would get one by one."""
@@ -82,15 +71,11 @@ class ClippedSum(Mean):
         return messages
 
     def sums(self, messages: Messages, sizes: np.ndarray, like: Tensor) -> dict[str, Tensor]:
-        values = {name: message.values.to(like) for name, message in messages.items()}
-        references = self._references.of(messages)
-        self._found |= references
-        return self.private.sums(values, references)
+        return self.private.sums(*self.measured(messages, like))
 
     def means(self, arrived: Arrived, metrics: dict[str, float]) -> dict[str, Tensor]:
         metrics |= self.private.facts(self._round + 1)
-        if NOT_FINITE in arrived.sums:
-            metrics["not_finite"] = float(arrived.sums.pop(NOT_FINITE))
+        self.take_not_finite(arrived, metrics)
         return self.private.release(arrived.sums, self._found, self._round)
 
     def participants(self, arrived: int) -> int:

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from pfl.aggregation.attacks import Attack
-from pfl.aggregation.joined import NOT_FINITE, clipped_sums
+from pfl.aggregation.joined import clipped_sums
 from pfl.aggregation.robust import RobustMean, Rule
 from pfl.clients import Clients
 from pfl.errors import ConfigError
-from pfl.stages.mean import Arrived, Mean, client_weights
-from pfl.stages.stage import Messages, References, Served
+from pfl.stages.mean import Arrived, MeasuredMean, client_weights
+from pfl.stages.stage import Messages, Served
 
 Attacking = Callable[[int, np.ndarray], np.ndarray]
 """A function of (round, ids [n]) that returns which of the clients attack, bool [n]."""
 
 
-class _OverMeans(Mean):
+class _OverMeans(MeasuredMean):
     """What stands in for the means of messages, measured from their references.
 
     Args:
@@ -32,27 +32,12 @@ class _OverMeans(Mean):
     takes: ClassVar[frozenset[str]] = frozenset({"products"})
 
     def __init__(self, weighting: str) -> None:
+        super().__init__()
         self.weighting = weighting
-        self._references = References()
-        self._found: dict[str, Tensor] = {}
-        self._served: Served
 
     @property
     def key(self) -> str:
         return "loop.aggregation"
-
-    def set_up(self, served: Served) -> None:
-        self._served = served
-        if served.pooled:
-            raise pooled_samples(self.key, served)
-
-    def begin(self, round_index: int) -> None:
-        self._references.begin()
-        self._found = {}
-
-    def down(self, messages: Messages) -> Messages:
-        self._references.note(messages)
-        return messages
 
     def sent(self, clients: Clients, messages: Messages) -> Messages:
         """Refuses a method whose server gets every message by itself, and no mean."""
@@ -80,21 +65,20 @@ class BoundedMean(_OverMeans):
         self.limit = limit
 
     def sums(self, messages: Messages, sizes: np.ndarray, like: Tensor) -> dict[str, Tensor]:
-        values = {name: message.values.to(like) for name, message in messages.items()}
-        references = self._references.of(messages)
-        self._found |= references
+        values, references = self.measured(messages, like)
         sums, _ = clipped_sums(values, references, self.limit)
         return sums
 
     def means(self, arrived: Arrived, metrics: dict[str, float]) -> dict[str, Tensor] | None:
-        sums = arrived.sums
-        if NOT_FINITE in sums:
-            metrics["not_finite"] = float(sums.pop(NOT_FINITE))
+        self.take_not_finite(arrived, metrics)
         total = {"samples": arrived.samples, "uniform": float(len(arrived.ids))}
         if total[self.weighting] == 0:
             return None
         clients = float(len(arrived.ids))
-        return {name: values / clients + self._found.get(name, 0) for name, values in sums.items()}
+        return {
+            name: values / clients + self._found.get(name, 0)
+            for name, values in arrived.sums.items()
+        }
 
 
 class RuledMean(_OverMeans):
@@ -154,11 +138,3 @@ class RuledMean(_OverMeans):
         means = self._robust.combine(arrived.rows, self._found, shares, attacking)
         metrics["not_finite"] = self._robust.not_finite
         return means
-
-
-def pooled_samples(key: str, served: Served) -> ConfigError:
-    """Returns the error about a stage for messages that a method does not send."""
-    return ConfigError(
-        f"{key}: {served.method} trains on the samples of all clients in one place, which send no "
-        f"messages; take another method"
-    )

@@ -76,6 +76,18 @@ class Served:
     sends_first: bool = False
     statistics: bool = False
 
+    def refuse_pooled(self, key: str) -> None:
+        """Refuses a method whose clients send no messages, for the stage that `key` asks for.
+
+        Raises:
+            ConfigError: The method trains on the samples of all clients in one place.
+        """
+        if self.pooled:
+            raise ConfigError(
+                f"{key}: {self.method} trains on the samples of all clients in one place, which "
+                f"send no messages; take another method"
+            )
+
 
 class Stage:
     """What acts on messages between their sender and their reader; this class does nothing.

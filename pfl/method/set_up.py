@@ -263,9 +263,8 @@ def declare_states(method: Method, stages: Sequence[Stage]) -> None:
     """Declares the client states of the stages, and the statistics of kept models."""
     for stage in stages:
         for name, initial in stage.states().items():
-            rounded = not isinstance(stage, RunningStatistics)
             always = name in stage.always_kept
-            method.states.declare(name, initial, rounded=rounded, always=always)
+            method.states.declare(name, initial, rounded=stage.rounded, always=always)
     if "w" in method.states.messages and method.sends_statistics:
         method.states.keep("buffers", method.first_buffers)
 

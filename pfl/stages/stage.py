@@ -120,6 +120,8 @@ class Stage:
     takes: ClassVar[frozenset[str]] = frozenset()
     always_kept: ClassVar[frozenset[str]] = frozenset()
     """Client states of the stage that are kept even if the client's message is lost."""
+    rounded: ClassVar[bool] = True
+    """Whether `loop.state_dtype` may round the stage's client states."""
 
     @property
     def key(self) -> str:

@@ -35,6 +35,7 @@ class RunningStatistics(Stage):
     """
 
     place: ClassVar[Place] = Place.MODEL
+    rounded: ClassVar[bool] = False
 
     def __init__(
         self,

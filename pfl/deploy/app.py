@@ -24,7 +24,8 @@ from pfl.datamodules.errors import check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
 from pfl.deploy.data import NAMES, OwnSamples, own_statistics, told_names, unlike
-from pfl.deploy.server import Parties, Server, check_callback, check_run
+from pfl.deploy.parties import Parties
+from pfl.deploy.server import Server, check_callback, check_run
 from pfl.deploy.wire import LIMIT
 from pfl.deploy.worker import Worker, private_folder
 from pfl.distributed.launch import report_signals

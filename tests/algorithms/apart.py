@@ -21,7 +21,8 @@ from pfl import FederatedLoop, Trainer
 from pfl.datamodules.samples.samples import TensorSamples
 from pfl.deploy.channel import Answer, Channel
 from pfl.deploy.data import OwnSamples, RemoteData
-from pfl.deploy.server import Parties, Server
+from pfl.deploy.parties import Parties
+from pfl.deploy.server import Server
 from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import StateFiles, Worker
 from pfl.method import FederatedAlgorithm

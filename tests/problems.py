@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import numpy as np
@@ -22,6 +22,8 @@ from datamodules import FederatedDataModule, Natural, Protocol, SplitOwn, Tensor
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
 from pfl.engines.batch import Batch, StepBlock
+from pfl.engines.oracle import Oracle
+from pfl.stages.stage import Stage
 
 
 class Problem:
@@ -220,14 +222,45 @@ class Received(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
-        update = pl_module.server_update
+        pl_module.stages.append(_Recorder(pl_module, self.rounds))
 
-        def recorded(received: dict[str, torch.Tensor]) -> None:
-            values = {name: value.clone() for name, value in received.items()}
-            self.rounds.append((pl_module.participant_ids, values))
-            update(received)
 
-        pl_module.server_update = recorded  # type: ignore[method-assign]
+class _Recorder(Stage):
+    """The last stage of a run: it notes what the server reads, and changes nothing."""
+
+    def __init__(self, method: FederatedAlgorithm, rounds: list[Any]) -> None:
+        self._method = method
+        self._rounds = rounds
+
+    def read(self, means: dict[str, Tensor], metrics: dict[str, float]) -> None:
+        values = {name: value.clone() for name, value in means.items()}
+        self._rounds.append((self._method.participant_ids, values))
+
+
+class _SeenOracle:
+    """An oracle that notes the mini-batches it is asked about, in the last of some rounds."""
+
+    def __init__(self, oracle: Oracle, rounds: list[list[tuple[np.ndarray, list[int]]]]) -> None:
+        self._oracle = oracle
+        self._rounds = rounds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._oracle, name)
+
+    def gradient(self, w: Tensor, batch: Batch, *args: Any, **kw: Any) -> tuple[Tensor, Tensor]:
+        self._see(batch)
+        return self._oracle.gradient(w, batch, *args, **kw)
+
+    def descend(self, w: Tensor, blocks: Iterable[StepBlock], *args: Any) -> Any:
+        return self._oracle.descend(w, map(self._block_seen, blocks), *args)
+
+    def _block_seen(self, block: StepBlock) -> StepBlock:
+        for batch in block:
+            self._see(batch)
+        return block
+
+    def _see(self, batch: Batch) -> None:
+        self._rounds[-1].append((_array(batch.inputs), list(batch.counts)))
 
 
 class Steps(pl.Callback):
@@ -242,25 +275,7 @@ class Steps(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
-        gradient, descend = pl_module.oracle.gradient, pl_module.oracle.descend
-
-        def seen(batch: Batch) -> Batch:
-            self.rounds[-1].append((_array(batch.inputs), list(batch.counts)))
-            return batch
-
-        def gradient_seen(w: Tensor, batch: Batch, *args: Any, **kw: Any) -> tuple[Tensor, Tensor]:
-            return gradient(w, seen(batch), *args, **kw)
-
-        def block_seen(block: StepBlock) -> StepBlock:
-            for batch in block:
-                seen(batch)
-            return block
-
-        def descend_seen(w: Tensor, blocks: Iterable[StepBlock], *args: Any) -> Any:
-            return descend(w, map(block_seen, blocks), *args)
-
-        pl_module.oracle.gradient = gradient_seen  # type: ignore[method-assign]
-        pl_module.oracle.descend = descend_seen  # type: ignore[assignment,method-assign]
+        pl_module.oracle = cast(Oracle, _SeenOracle(pl_module.oracle, self.rounds))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.rounds.append([])

@@ -119,6 +119,10 @@ class Engine(ABC):
         """Returns each sample's loss and share of right predictions; see `ModelRunner.scores`."""
         return self.runner.scores(outputs, targets)
 
+    def release(self) -> None:
+        """Drops what the engine keeps of earlier calls, so that its memory can be freed."""
+        self.runner.release()
+
     def releases_gil(self) -> bool:
         """Whether `descend` runs without the interpreter's lock, so that threads run at once."""
         return False

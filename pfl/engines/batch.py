@@ -38,6 +38,8 @@ class Batch:
             finite loss (the client's own), since a weight of 0 does not cancel an infinite loss.
         counts: Number of real samples of each row (integers on the host); B is the largest count.
         origin: The clients and the step of the rows.
+        weights: The samples' weights [A, B] in place of those that the counts define; None: none
+            are given. A step that is recorded and replayed has its weights on the device alone.
 
     Example:
         >>> batch = Batch(torch.zeros(2, 3, 5), torch.zeros(2, 3), counts=[3, 1])
@@ -51,6 +53,7 @@ class Batch:
     targets: Tensor
     counts: list[int]
     origin: Origin = field(default_factory=Origin)
+    weights: Tensor | None = None
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -65,7 +68,7 @@ class Batch:
     @property
     def is_full(self) -> bool:
         """Whether no row is padded."""
-        return min(self.counts) == self.inputs.shape[1]
+        return self.weights is None and min(self.counts) == self.inputs.shape[1]
 
     def select(self, row: int) -> Batch:
         """Returns the batch of one client, without padding (and without its origin)."""
@@ -75,6 +78,8 @@ class Batch:
 
     def sample_weights(self, dtype: torch.dtype) -> Tensor:
         """Returns [A, B]: 1 / count for real samples, 0 for padding; each row sums to 1."""
+        if self.weights is not None:
+            return self.weights
         width = self.inputs.shape[1]
         device = self.inputs.device
         if self.is_full:  # without a copy to the device
@@ -93,6 +98,7 @@ class StepBlock:
         counts: Number of real samples, integers [K, A].
         dtype: The models' dtype.
         origin: The origin of the batch of each step (from 0).
+        weights: The samples' weights [K, A, B] in place of those that the counts define.
     """
 
     inputs: Tensor
@@ -101,6 +107,7 @@ class StepBlock:
     counts: np.ndarray
     dtype: torch.dtype
     origin: Callable[[int], Origin] = lambda step: Origin()
+    weights: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Batch, dtype: torch.dtype) -> StepBlock:
@@ -112,6 +119,8 @@ class StepBlock:
         picks = picks.view(1, *batch.inputs.shape[:2])
         block = cls(inputs, targets, picks, counts, dtype, lambda step: batch.origin)
         block.sizes = batch.sizes[None]
+        if batch.weights is not None:
+            block.weights = batch.weights[None]
         return block
 
     @cached_property
@@ -139,6 +148,8 @@ class StepBlock:
 
     def sample_weights(self) -> Tensor | None:
         """Returns [K, A, B]: 1 / count for real samples, 0 for padding; None without padding."""
+        if self.weights is not None:
+            return self.weights
         width = self.picks.shape[2]
         if (self.counts == width).all():
             return None

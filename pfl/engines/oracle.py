@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import get_args
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from pfl.engines.base import Engine, EngineName
@@ -23,6 +24,7 @@ from pfl.engines.probe import probe
 from pfl.engines.runner import Loss, ModelRunner, Precision
 from pfl.engines.select import select_engine, select_objective_engine, select_transform
 from pfl.engines.sequential import SequentialEngine
+from pfl.engines.timing import Timing, candidates, fastest_engine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace, private_copy
 from pfl.randomness import DrawKey
@@ -49,6 +51,8 @@ class Oracle:
     Attributes:
         engine: The engine in use.
         requested: The engine that was asked for.
+        chosen: The name of the engine that was chosen by its speed on a GPU; None: none was.
+        timing: What the comparison has found; None where there was none.
 
     Raises:
         ConfigError: There is no engine of this name.
@@ -91,6 +95,8 @@ class Oracle:
         self.engine = engine
         self.runner = engine.runner
         self._objective_engine: Engine | None = None
+        self.chosen: str | None = None
+        self.timing: Timing | None = None
 
     @property
     def space(self) -> ParameterSpace:
@@ -129,7 +135,33 @@ class Oracle:
         runner = ModelRunner(network or self._network, old.network, old.space, old.loss, precision)
         runner = probe(runner, transform, batch, num_classes, self.requested == "debug")
         with torch.no_grad():
-            self._use(select_engine(self.requested, runner, batch))
+            self._selected = select_engine(self.requested, runner, batch)
+            self._use(self._selected)
+
+    @torch.no_grad()
+    def choose_fastest(self, block: StepBlock, name: str | None = None) -> None:
+        """Takes the engine that is fastest on a GPU, measured on a few local steps.
+
+        Nothing happens where an engine was asked for by name, and on CPUs, where
+        `pfl.engines.select` knows the order.
+
+        Args:
+            block: Local steps of as many clients, and on as many samples, as the run's.
+            name: The engine that an interrupted run had; it is taken without a measurement.
+        """
+        on_gpu = self.space.vector.device.type == "cuda"
+        if self.requested != "auto" or not on_gpu or isinstance(self.engine, PrivateEngine):
+            return
+        for engine in candidates(self._selected, block.clients):
+            if engine.name == name:
+                self._use(engine)
+                self.chosen = name
+                return
+        timing = fastest_engine(self._selected, block)
+        self._use(timing.engine)
+        self.chosen = timing.engine.name
+        self.timing = timing
+        rank_zero_info(timing.describe())
 
     def make_private(
         self, clip: float, noise_multiplier: float, batch_size: int | None, draws: DrawKey

@@ -235,6 +235,9 @@ class FederatedAlgorithm(Method):
         """Allocates the clients' states, or takes them over from the checkpoint."""
         self.allocate()
         self.run.loop.read_ahead_from(self.store)
+        if self.trainer.state.fn == "fit":
+            engine = (self._loaded or {}).get("engine")
+            set_up.choose_engine(self, self.run.loop, self.device, engine)
         if self._loaded is not None:
             trainer = self.trainer
             checkpoint.restore_run(self, self._loaded, trainer.global_rank, trainer.world_size)

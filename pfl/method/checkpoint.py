@@ -39,6 +39,8 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
         saved["clip"] = private.clip
     if module.body_digest is not None:
         saved["body"] = module.body_digest
+    if module.oracle.chosen is not None:
+        saved["engine"] = module.oracle.chosen
     saved |= module.progress.state_dict()
     saved["clients"] = client_states(module.store)
     saved["ledger"] = ledger.state_dict()

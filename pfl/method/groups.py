@@ -91,7 +91,7 @@ class ClientGroups:
                 category=UserWarning,
             )
             self.free_memory()
-            self.oracle.runner.release()
+            self.oracle.engine.release()
             if device.type == "cuda":
                 garbage_collection_cuda()
             again = replace(group, state={}, buffers=None)

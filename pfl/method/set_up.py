@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from pfl.stages.statistics import RunningStatistics
 
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
 MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
+TIMED_STEPS = 8  # local steps on which engines are compared on a GPU
 SCALED = ("16-mixed", "16")  # precisions that scale losses
 # Local steps of smaller models take milliseconds. A second thread within such a step costs more
 # than it gains, many times more on a machine with other work to do.
@@ -292,6 +294,38 @@ def _clients_that_fit(method: Method, loop: FederatedLoop, probe: Clients) -> in
     share = MEMORY_SHARE * (1 - DEVICE_SHARE * bool(declared)) / loop.sharing
     batch = next(probe.batches(LocalSchedule(method.batch_size)))
     return clients_that_fit(method.oracle, batch, vectors, share)
+
+
+def choose_engine(
+    method: Method, loop: FederatedLoop, device: torch.device, name: str | None
+) -> None:
+    """Takes the engine that is fastest on a GPU for as many clients as the run trains together.
+
+    Processes take the engine of the first one; every process must call this.
+
+    Args:
+        method: The method.
+        loop: The loop of the run, which has planned its chunks.
+        device: Where the samples are.
+        name: The engine of an interrupted run that continues; None: there is none.
+    """
+    if device.type != "cuda":
+        return
+    data = loop.client_data(device)
+    ids = np.array([int(loop.datamodule.client_sizes.argmax())])
+    probe = Clients(ids, 0, data, dtype=method.space.vector.dtype)
+    one = next(iter(probe.step_blocks(method.local_schedule)), None)
+    if one is None:
+        return
+    share = -(-method.cohort_size // len(gather(None)))
+    clients = max(1, min(share, loop.chunk_size))
+    steps = np.arange(TIMED_STEPS) % len(one.counts)
+    picks = one.picks[torch.from_numpy(steps).to(device)].expand(-1, clients, -1)
+    block = replace(one, picks=picks.contiguous(), counts=one.counts[steps].repeat(clients, 1))
+    method.oracle.choose_fastest(block, name)
+    first = gather(method.oracle.engine.name)[0]
+    if first != method.oracle.engine.name:
+        method.oracle.choose_fastest(block, first)
 
 
 def allocate(

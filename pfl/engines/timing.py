@@ -1,0 +1,164 @@
+"""The choice between engines on a GPU, where nothing but a measurement tells which one is fastest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
+from torch import Tensor
+
+from pfl.engines.base import Engine
+from pfl.engines.batch import StepBlock
+from pfl.engines.graph import GraphEngine
+from pfl.engines.local_step import Step
+from pfl.engines.matrix_convolution import use_matrix_products
+from pfl.engines.probe import MISFITS, first_line
+from pfl.engines.runner import ModelRunner
+from pfl.engines.sequential import SequentialEngine
+from pfl.engines.unrolled import UnrolledEngine
+from pfl.engines.vmap import VmapEngine
+from pfl.parameters import private_copy
+
+UNROLLED = 64
+"""For how many clients a step is written down one client after another; a recording holds all."""
+COMPARED = 2
+"""How many clients' steps are compared with those of the sequential engine."""
+RATE = 0.01
+
+
+@dataclass
+class Timing:
+    """What was found out about the engines that may run a network.
+
+    Attributes:
+        engine: The fastest engine that agrees with the sequential one.
+        milliseconds: The time of a local step of `clients` clients, by the engine's name.
+        refused: Why another engine cannot be used, by its name.
+        clients: How many clients took the step.
+    """
+
+    engine: Engine
+    clients: int
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """Returns the choice and the times in one line."""
+        times = sorted(self.milliseconds.items(), key=lambda item: item[1])
+        found = ", ".join(f"{name} {ms:.3g}" for name, ms in times)
+        return (
+            f"engine: {self.engine.name}; milliseconds of a local step of {self.clients} "
+            f"client(s): {found}"
+        )
+
+
+def candidates(engine: Engine, clients: int) -> Iterator[Engine]:
+    """Yields the engines that are compared on a GPU, beginning with the one in use.
+
+    Args:
+        engine: The engine that `select_engine` has chosen.
+        clients: How many clients train together.
+    """
+    yield engine
+    runner = engine.runner
+    if not engine.batched:  # running statistics, random numbers, or what only autograd can do
+        return
+    yield GraphEngine(engine)
+    if not isinstance(engine, VmapEngine):
+        yield GraphEngine(VmapEngine(runner))
+    products = _with_matrix_products(runner)
+    if products is not None:
+        vmap = VmapEngine(products)
+        vmap.name = "vmap of matrix products"
+        yield GraphEngine(vmap)
+    if clients <= UNROLLED:
+        yield GraphEngine(UnrolledEngine(runner))
+
+
+def _with_matrix_products(runner: ModelRunner) -> ModelRunner | None:
+    """Returns the same network with convolutions as matrix products; None if it has none."""
+    network = private_copy(runner.original)
+    if not use_matrix_products(network):
+        return None
+    changed = replace(runner, network=network)
+    changed.to(runner.device, runner.space.vector.dtype)
+    return changed
+
+
+def fastest_engine(engine: Engine, block: StepBlock) -> Timing:
+    """Times the candidates on some local steps, and returns the fastest one that is right.
+
+    Args:
+        engine: The engine that `select_engine` has chosen.
+        block: Local steps of as many clients, and on as many samples, as the run's.
+    """
+    runner = engine.runner
+    found = Timing(engine, block.clients)
+    sequential = SequentialEngine(runner)
+    w = runner.space.vector.detach()
+    few = _some_clients(block, COMPARED)
+    expected = w.repeat(few.clients, 1)
+    seconds = _time(sequential, expected, few)
+    found.milliseconds["sequential"] = 1000 * seconds * block.clients / few.clients
+    expected.sub_(w)
+    best: Engine = sequential
+    for one in candidates(engine, block.clients):
+        v = w.repeat(block.clients, 1)
+        try:
+            found.milliseconds[one.name] = 1000 * _time(one, v, block)
+        except (*MISFITS, torch.OutOfMemoryError) as error:
+            reason = "no memory" if is_oom_error(error) else first_line(error)
+            found.refused[one.name] = reason
+            one.release()
+            garbage_collection_cuda()
+            continue
+        if not _agree(v[: few.clients].sub_(w), expected, runner.is_mixed_precision):
+            found.refused[one.name] = "its steps are not those of the sequential engine"
+            del found.milliseconds[one.name]
+        elif found.milliseconds[one.name] < found.milliseconds[best.name]:
+            best.release()
+            best = one
+            continue
+        one.release()
+    found.engine = best
+    return found
+
+
+def _some_clients(block: StepBlock, clients: int) -> StepBlock:
+    """Returns the first clients' steps of a block."""
+    return replace(block, picks=block.picks[:, :clients], counts=block.counts[:, :clients])
+
+
+def _time(engine: Engine, v: Tensor, block: StepBlock) -> float:
+    """Takes the steps of a block three times from v; returns the seconds of one of them.
+
+    The first time warms up. v is left as it is after the last time.
+    """
+    start = v.clone()
+    seconds: list[float] = []
+    for _ in range(3):
+        v.copy_(start)
+        _wait(v.device)
+        begun = time.perf_counter()
+        engine.descend(v, [block], Step(RATE))
+        _wait(v.device)
+        seconds.append((time.perf_counter() - begun) / len(block.counts))
+    return min(seconds[1:])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _agree(actual: Tensor, expected: Tensor, is_mixed_precision: bool) -> bool:
+    """Whether moves of models are equal to the rounding of a GPU, which may be TF32's."""
+    if not expected.isfinite().all():  # then nothing can be compared
+        return True
+    tolerance = 0.02
+    if is_mixed_precision:
+        tolerance = 0.1
+    return bool((actual - expected).norm() <= tolerance * expected.norm())

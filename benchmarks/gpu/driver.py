@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = "cases.jsonl"
 # PyTorch's profiler listens on after its first use; to stop and start again breaks CUDA graphs.
 ENVIRONMENT = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
+# Bit for bit the same matrix products in each run, if asked for before the first one.
+OF_CHECKS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 Start = Callable[[str], Process]
 
 
@@ -44,6 +46,7 @@ class Driver:
     def run(self, cases: Sequence[Case]) -> int:
         """Runs cases in order; returns how many were left for want of time."""
         begun = time.monotonic()
+        end_line(self.folder / RESULTS)
         done = {line["case"] for line in read(self.folder)}
         left = [case for case in cases if case.name not in done]
         try:
@@ -112,6 +115,13 @@ class Driver:
             self.workers.pop(kind).end()
 
 
+def end_line(path: Path) -> None:
+    """Ends the last line of a file, which a killed process may have cut off."""
+    if path.is_file() and not path.read_text().endswith("\n"):
+        with path.open("a") as file:
+            file.write("\n")
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
     """Returns the lines of a folder's results; a line that was cut off is left out."""
     path = folder / RESULTS
@@ -148,7 +158,7 @@ def told(line: dict[str, Any]) -> str:
 def starter(device: str, folder: Path, tiny: bool) -> Start:
     """Returns what starts a worker."""
     size = "full"
-    seconds = "1.5"
+    seconds = "1.0"
     if tiny:
         size = "tiny"
         seconds = "0.01"
@@ -158,7 +168,10 @@ def starter(device: str, folder: Path, tiny: bool) -> Start:
     def start(kind: str) -> Process:
         command = [sys.executable, "-m", "benchmarks.gpu.worker"]
         command += [device, str(scratch), seconds, size]
-        return Process(command, folder / f"{kind}.log", ENVIRONMENT, ROOT)
+        environment = dict(ENVIRONMENT)
+        if kind == "checks":
+            environment |= OF_CHECKS
+        return Process(command, folder / f"{kind}.log", environment, ROOT)
 
     return start
 

@@ -76,7 +76,7 @@ class Side(ABC):
         self.autocast = autocast
         self.limit = limit
         self.device = inputs.device
-        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         self._steps = 0  # of the round
         self._begun = 0.0  # when the first steps of the round were over
         self._share = 0.0  # of the round, at that time

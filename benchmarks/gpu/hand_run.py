@@ -63,7 +63,7 @@ def run(
     *,
     precision: str = "fp32",
     seconds: float = 1.5,
-    limit: float = 6.0,
+    limit: float = 4.0,
     weights: Path,
 ) -> dict[str, Any]:
     """Times a side of `hand.SIDES`; raises ValueError where its weights are not ours."""
@@ -88,8 +88,9 @@ def run(
     apart = {"distance_first": _distance(side, weights, 1)}
     if total > 1:
         passed.append(_timed(side, rounds.order(1), device))
-        wanted = FIRST_ROUNDS + planned(seconds, passed[1])
-        total = max(mark for mark in saved if mark <= max(2, wanted))
+        if passed[1] < seconds:
+            wanted = FIRST_ROUNDS + planned(seconds, passed[1])
+            total = max(mark for mark in saved if mark <= wanted)
     for r in range(2, total):
         passed.append(_timed(side, rounds.order(r), device))
     apart["distance"] = _distance(side, weights, total)

@@ -46,7 +46,8 @@ class Process:
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._ready = False
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._child.stdout is not None
@@ -93,4 +94,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
+        self._reader.join()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
         self._log.close()

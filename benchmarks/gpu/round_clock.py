@@ -22,6 +22,8 @@ def trained(network: torch.nn.Module) -> Tensor:
 class RoundClock(pl.Callback):
     """Times the rounds after the first two, from the start of one to the start of the next.
 
+    Where the second round takes longer than all timed ones should, it alone is timed.
+
     The GPU is waited for at both ends. One round follows the timed ones: its kernels are counted.
 
     Args:
@@ -49,7 +51,8 @@ class RoundClock(pl.Callback):
         self._count: int | None = None  # rounds that are timed, once it is known
         self._done = 0
         self._counter = Kernels(device)
-        self._seen = 0
+        self._seen = 0  # sample gradients of all rounds
+        self._sum = 0  # those of the timed rounds
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         synchronize(self.device)
@@ -66,12 +69,14 @@ class RoundClock(pl.Callback):
         """Takes down the seconds of the round that is over."""
         if self._done == 1:
             self.first = seconds
-        elif self._done == FIRST_ROUNDS:
+        elif self._done == FIRST_ROUNDS and seconds < self.target:
             self._count = planned(self.target, seconds)
-            self._seen = method.samples_seen
         else:
+            self._count = self._count or 1  # the second round is long enough
             self.seconds.append(seconds)
-            self.samples = (method.samples_seen - self._seen) / len(self.seconds)
+            self._sum += method.samples_seen - self._seen
+            self.samples = self._sum / len(self.seconds)
+        self._seen = method.samples_seen
 
     def _is_last(self) -> bool:
         return len(self.seconds) == self._count

@@ -81,8 +81,8 @@ def dropout() -> nn.Module:
 Make = Callable[..., FederatedAlgorithm]
 METHODS: dict[str, Make] = {
     "FedAvg": FedAvg,
-    "FedAvg, Adam": partial(FedAvg, optimizer=partial(torch.optim.Adam, lr=0.01)),
-    "FedAvg, momentum": partial(FedAvg, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9)),
+    "FedAvg, Adam": partial(FedAvg, optimizer=torch.optim.Adam),
+    "FedAvg, momentum": partial(FedAvg, optimizer=partial(torch.optim.SGD, momentum=0.9)),
     "FedProx": partial(FedProx, proximal_weight=0.5),
     "SCAFFOLD": SCAFFOLD,
     "FedDyn": partial(FedDyn, alpha=0.1),
@@ -129,7 +129,12 @@ def fit(
     settings: dict[str, Any] | None = None,
     **loop: Any,
 ) -> FederatedAlgorithm:
-    """Trains five of the eight clients a round; with `root` a checkpoint remains there."""
+    """Trains five of the eight clients a round; with `root` a checkpoint remains there.
+
+    A method that needs all clients has all.
+    """
+    if algorithm.needs_all_clients:
+        loop = {**loop, "clients_per_round": None}
     with tempfile.TemporaryDirectory() as temporary:
         trainer = Trainer(
             max_epochs=rounds,

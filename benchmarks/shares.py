@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.compare import machine
-from benchmarks.gpu import products, rate
+from benchmarks.gpu.work import products, rate
 from benchmarks.workloads import BATCH, RATE, WORKLOADS
 from pfl.clients import ClientData, Clients, LocalSchedule
 from pfl.engines.batch import default_loss

@@ -1,0 +1,6 @@
+"""Starts the driver."""
+
+from benchmarks.gpu.driver import main
+
+if __name__ == "__main__":
+    main()

@@ -411,7 +411,9 @@ class Clients:
             for part, inputs, targets, places in stored:
                 begin = first + part.start
                 origin = partial(StepOrigin, base, self.ids, self.round, per_epoch, begin)
-                yield StepBlock(inputs, targets, places, counts[part], self.dtype, origin)
+                block = StepBlock(inputs, targets, places, counts[part], self.dtype, origin)
+                block.lasting = inputs is getattr(self.data.samples, "inputs", None)
+                yield block
 
     def _poisson_blocks(
         self, schedule: LocalSchedule, base: int, indices: Tensor, starts: np.ndarray

@@ -99,6 +99,7 @@ class StepBlock:
         dtype: The models' dtype.
         origin: The origin of the batch of each step (from 0).
         weights: The samples' weights [K, A, B] in place of those that the counts define.
+        lasting: Whether the samples stay where they are in memory for the whole run.
     """
 
     inputs: Tensor
@@ -108,6 +109,7 @@ class StepBlock:
     dtype: torch.dtype
     origin: Callable[[int], Origin] = lambda step: Origin()
     weights: Tensor | None = None
+    lasting: bool = False
 
     @classmethod
     def of(cls, batch: Batch, dtype: torch.dtype) -> StepBlock:
@@ -143,6 +145,8 @@ class StepBlock:
             inputs = cast(inputs, self.dtype)
             targets = cast(targets, self.dtype)
             batch = Batch(inputs, targets, counts, self.origin(k))
+            if self.weights is not None:
+                batch.weights = self.weights[k, :, : max(counts)]
             batch.sizes = self.sizes[k]  # a copy to a GPU in each step would wait for it
             yield batch
 

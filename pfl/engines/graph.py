@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,20 +23,23 @@ from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective
 
 Work = Callable[[], None]
-Record = Callable[[Work, torch.device], Work]
-"""Records what a function does on a device; the function that it returns does it again."""
+Record = Callable[[Work, torch.device, Any], Work]
+"""Records what a function does on a device, with memory of a pool; returns what does it again."""
 
 TERMS = ("shift", "offset", "scale", "mask", "part")
 RECORDED = 32
 """How many recorded steps an engine keeps: one for each shape."""
+STEPS = 64
+PICKS = 1 << 22
+"""For how many steps the samples are laid out at a time, and how many samples at most."""
 WARM_UP = 3
 
 
-def record_cuda_graph(work: Work, device: torch.device) -> Work:
+def record_cuda_graph(work: Work, device: torch.device, pool: Any) -> Work:
     """Records the kernels that a function starts; returns the function that starts them again.
 
     The function runs a few times before, since libraries choose kernels and take memory in their
-    first calls.
+    first calls. All recordings with one pool use its memory in turn.
 
     Raises:
         RuntimeError: The function waits for the GPU, or does what else a CUDA graph cannot hold.
@@ -48,21 +52,24 @@ def record_cuda_graph(work: Work, device: torch.device) -> Work:
             work()
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)
-    # Other threads read data ahead meanwhile, which must not end the recording.
-    with torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local"):
-        work()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    try:
+        # Other threads read data ahead meanwhile, which must not end the recording.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            work()
+    except BaseException:
+        # PyTorch leaves the generator as if the recording went on.
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
     replay: Work = graph.replay
     return replay
 
 
-_pools: dict[torch.device, Any] = {}
-
-
-def _pool(device: torch.device) -> Any:
-    """Returns the memory that all recordings of a device share, as they run one after another."""
-    if device not in _pools:
-        _pools[device] = torch.cuda.graph_pool_handle()
-    return _pools[device]
+def new_pool(device: torch.device) -> Any:
+    """Returns memory for recordings that run one after another; None on CPUs."""
+    if device.type == "cuda":
+        return torch.cuda.graph_pool_handle()
+    return None
 
 
 class Shape(NamedTuple):
@@ -70,6 +77,8 @@ class Shape(NamedTuple):
 
     Attributes:
         clients, samples: How many clients it has room for, and samples of each.
+        source: Where the samples are read: the address and number of lasting ones; None: the
+            samples of a step are copied to a place of the recording.
         inputs, targets: Shape and dtype of a sample's input and target.
         terms: Which terms of a `Step` there are; None: the gradient is written down, and no step is
             taken.
@@ -77,6 +86,7 @@ class Shape(NamedTuple):
 
     clients: int
     samples: int
+    source: tuple[int, int, int] | None
     inputs: tuple[torch.Size, torch.dtype]
     targets: tuple[torch.Size, torch.dtype]
     terms: tuple[bool, ...] | None
@@ -164,89 +174,137 @@ def terms_of(step: Step) -> tuple[bool, ...]:
 
 
 class RecordedStep:
-    """A local step, or a gradient, of some clients, with the places of its samples.
+    """A local step, or a gradient, of some clients, with the places of what it reads and writes.
 
     Args:
         inner: The engine that is recorded.
         places: The models and the terms of the step.
         shape: The sizes and terms.
+        block: Steps of this shape; lasting samples are read where they are.
         record: Records work.
+
+    Attributes:
+        losses: The losses of the steps that were laid out last, [steps, clients].
+        g: The gradient, [clients, P]; nothing where a step is taken.
+        steps: How many steps can be laid out at a time.
     """
 
-    def __init__(self, inner: Engine, places: Places, shape: Shape, record: Record) -> None:
+    def __init__(
+        self, inner: Engine, places: Places, shape: Shape, block: StepBlock, record: Callable
+    ) -> None:
         v = places.v
         device = v.device
-        A, B = shape.clients, shape.samples
-        sample, dtype = shape.inputs
-        self.inputs = torch.zeros(A * B, *sample, dtype=dtype, device=device)
-        target, dtype = shape.targets
-        self.targets = torch.zeros(A * B, *target, dtype=dtype, device=device)
-        self.weights = v.new_zeros(A, B)
-        self.loss = v.new_zeros(A)
-        self.g = v.new_zeros(0)
+        A = shape.clients
+        B = shape.samples
         terms = shape.terms
+        self.steps = 1
+        self.inputs = block.inputs
+        self.targets = block.targets
+        if shape.source is None:
+            self.inputs = block.inputs.new_zeros(A * B, *block.inputs.shape[1:])
+            self.targets = block.targets.new_zeros(A * B, *block.targets.shape[1:])
+        else:
+            self.steps = max(1, min(STEPS, PICKS // (A * B)))
+        self.is_lasting = shape.source is not None
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.picks = torch.zeros(self.steps, A, B, dtype=torch.int64, device=device)
+        if shape.source is None:
+            self.picks.copy_(torch.arange(A * B, device=device).view(1, A, B))
+        self.weights = v.new_zeros(self.steps, A, B)
+        self.losses = v.new_zeros(self.steps, A)
+        self.g = v.new_zeros(0)
         if terms is None:
             self.g = torch.zeros_like(v[:A])
         sizes = torch.full([A], B, device=device)
 
         def work() -> None:
-            inputs = cast(scaled(self.inputs), v.dtype).unflatten(0, (A, B))
-            targets = cast(self.targets, v.dtype).unflatten(0, (A, B))
-            batch = Batch(inputs, targets, [B] * A, weights=self.weights)
+            picks = self.picks.index_select(0, self.step).flatten()
+            inputs = scaled(self.inputs.index_select(0, picks)).unflatten(0, (A, B))
+            targets = self.targets.index_select(0, picks).unflatten(0, (A, B))
+            weights = self.weights.index_select(0, self.step)[0]
+            batch = Batch(cast(inputs, v.dtype), cast(targets, v.dtype), [B] * A, weights=weights)
             batch.sizes = sizes
             u = v[:A]
             if terms is not None:
                 u = places.point(A, terms)
             loss, g = inner.gradient(u, batch)
-            self.loss.copy_(loss)
+            self.losses.index_copy_(0, self.step, loss.to(v.dtype)[None])
             if terms is None:
                 self.g.copy_(g)
             else:
                 places.move(A, u, g, terms)
+            self.step.add_(1).remainder_(self.steps)
 
         before = v[:A].clone()
         self.replay = record(work, device)
         v[:A].copy_(before)
+
+    def lay_out(self, block: StepBlock, first: int) -> int:
+        """Puts the samples of the steps of a block from `first` on in place; returns how many."""
+        assert block.weights is not None
+        last = min(first + self.steps, len(block.picks))
+        count = last - first
+        A = block.picks.shape[1]
+        self.step.zero_()
+        self.weights[:count, :A].copy_(block.weights[first:last])
+        if self.is_lasting:
+            self.picks[:count, :A].copy_(block.picks[first:last])
+            return count
+        picks = block.picks[first].flatten()
+        torch.index_select(block.inputs, 0, picks, out=self.inputs[: len(picks)])
+        torch.index_select(block.targets, 0, picks, out=self.targets[: len(picks)])
+        return count
 
 
 class GraphEngine(Engine):
     """Records the steps of another engine, once for each shape, and replays them.
 
     A recording has room for a few clients and samples more than a step has: rows that nobody
-    reads, and samples of weight 0. Steps with objectives are not recorded.
+    reads, and samples of weight 0. Steps with objectives are not recorded, nor are evaluations.
 
     Args:
         inner: The engine whose gradients are recorded. It runs several clients, without running
             statistics and random numbers, and does not wait for the GPU.
+        evaluator: The engine that evaluates models.
         record: Records work; tests have one for the CPU.
     """
 
     batched = True
 
-    def __init__(self, inner: Engine, record: Record = record_cuda_graph) -> None:
+    def __init__(
+        self, inner: Engine, evaluator: Engine, record: Record = record_cuda_graph
+    ) -> None:
         super().__init__(inner.runner)
         self.inner = inner
+        self.evaluator = evaluator
         self.name = f"CUDA graph of {inner.name}"
-        self.serves_objectives = inner.serves_objectives
+        self.serves_objectives = evaluator.serves_objectives
         self.keeps_inputs = inner.keeps_inputs
         self._record = record
-        self.release()
+        self._forget(None)
 
     def release(self) -> None:
         super().release()
-        self._places: Places | None = None
+        self.inner.release()
+        self._forget(None)
+
+    def _forget(self, places: Places | None) -> None:
+        """Drops all recordings, and takes other places."""
+        self._places = places
         self._recorded: OrderedDict[Shape, RecordedStep] = OrderedDict()
+        # A pool is gone with its last recording.
+        self._pool = new_pool(self.runner.device)
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         if objective is not None:
-            return self.inner.gradient(w, batch, buffers, objective)
+            return self.evaluator.gradient(w, batch, buffers, objective)
         block = with_room(StepBlock.of(batch, w.dtype))
-        self._load(w, None)
-        one = self._read(block, 0, None)
+        one = self._recorded_step(self._load(w, None), block, None)
+        one.lay_out(block, 0)
         one.replay()
-        return one.loss[: len(w)].clone(), one.g[: len(w)].clone()
+        return one.losses[0, : len(w)].clone(), one.g[: len(w)].clone()
 
     def descend(
         self,
@@ -257,54 +315,66 @@ class GraphEngine(Engine):
         objective: Objective | None = None,
     ) -> tuple[Tensor, list[int]]:
         if objective is not None:
-            return self.inner.descend(v, blocks, step, buffers, objective)
-        own = self._load(v, step).v
+            return self.evaluator.descend(v, blocks, step, buffers, objective)
+        places = self._load(v, step)
         terms = terms_of(step)
         active = len(v)
         losses = [v.new_empty(0)]
         counts: list[int] = []
         for block in blocks:
             A = block.clients
-            v[A:active].copy_(own[A:active])  # these clients have used up their steps
+            v[A:active].copy_(places.v[A:active])  # these clients have used up their steps
             active = A
             counts += block.counts.ravel().tolist()
             block = with_room(block)
-            for k in range(len(block.counts)):
-                one = self._read(block, k, terms)
-                one.replay()
-                losses.append(one.loss[:A].clone())
-        v[:active].copy_(own[:active])
+            one = self._recorded_step(places, block, terms)
+            first = 0
+            while first < len(block.picks):
+                count = one.lay_out(block, first)
+                for _ in range(count):
+                    one.replay()
+                losses.append(one.losses[:count, :A].clone().flatten())
+                first += count
+        v[:active].copy_(places.v[:active])
         return torch.cat(losses), counts
+
+    def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
+        return self.evaluator.outputs(w, batch, buffers)
+
+    def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
+        return self.evaluator.predict(w, inputs, buffers)
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return self.evaluator.scores(outputs, targets)
 
     def _load(self, v: Tensor, step: Step | None) -> Places:
         """Copies models, and the terms of their step, to where recordings read them."""
-        places = self._places
-        if places is None or not places.hold(v):
-            self._recorded.clear()
-            places = self._places = Places(v)
-        places.load(v, step)
-        return places
-
-    def _read(self, block: StepBlock, k: int, terms: tuple[bool, ...] | None) -> RecordedStep:
-        """Returns the recording of a step of a block, with the step's samples in their places."""
+        if self._places is None or not self._places.hold(v):
+            self._forget(Places(v))
         assert self._places is not None
-        assert block.weights is not None
+        self._places.load(v, step)
+        return self._places
+
+    def _recorded_step(
+        self, places: Places, block: StepBlock, terms: tuple[bool, ...] | None
+    ) -> RecordedStep:
+        """Returns the recording of the steps of a block, which is made if there is none."""
         _, A, B = block.picks.shape
         inputs = block.inputs
         targets = block.targets
+        source = None
+        if block.lasting:
+            source = (inputs.data_ptr(), targets.data_ptr(), len(inputs))
         kinds = [(x.shape[1:], x.dtype) for x in (inputs, targets)]
-        shape = Shape(min(room(A), len(self._places.v)), B, kinds[0], kinds[1], terms)
+        shape = Shape(min(room(A), len(places.v)), B, source, kinds[0], kinds[1], terms)
         one = self._recorded.get(shape)
         if one is None:
-            one = RecordedStep(self.inner, self._places, shape, self._record)
+            record = partial(self._record, pool=self._pool)
+            one = RecordedStep(self.inner, places, shape, block, record)
             self._recorded[shape] = one
             if len(self._recorded) > RECORDED:
                 self._recorded.popitem(last=False)
         self._recorded.move_to_end(shape)
-        picks = block.picks[k].reshape(-1)
-        torch.index_select(inputs, 0, picks, out=one.inputs[: A * B])
-        torch.index_select(targets, 0, picks, out=one.targets[: A * B])
-        one.weights[:A].copy_(block.weights[k])
         return one
 
 

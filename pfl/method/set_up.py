@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
 from pfl.context import RunContext
 from pfl.distributed.collectives import gather
+from pfl.engines.batch import StepBlock
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
@@ -321,7 +321,9 @@ def choose_engine(
     clients = max(1, min(share, loop.chunk_size))
     steps = np.arange(TIMED_STEPS) % len(one.counts)
     picks = one.picks[torch.from_numpy(steps).to(device)].expand(-1, clients, -1)
-    block = replace(one, picks=picks.contiguous(), counts=one.counts[steps].repeat(clients, 1))
+    counts = one.counts[steps].repeat(clients, 1)
+    block = StepBlock(one.inputs, one.targets, picks.contiguous(), counts, one.dtype)
+    block.lasting = one.lasting
     method.oracle.choose_fastest(block, name)
     first = gather(method.oracle.engine.name)[0]
     if first != method.oracle.engine.name:

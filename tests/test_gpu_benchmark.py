@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.gpu import cases, checks, hand_run, ours, page
+from benchmarks.gpu import cases, checks, hand_run, ours, page, peers
 from benchmarks.gpu.driver import Driver, read
 from benchmarks.gpu.measuring import planned, union
 from benchmarks.gpu.process import Ended, Process
@@ -125,6 +125,32 @@ def test_page_has_shares_of_the_rate_and_says_what_failed_or_was_skipped():
     assert "launch-bound" in text
     assert "needs a GPU |" in text
     assert "Not measured." in page.markdown([])
+
+
+def test_a_framework_that_did_other_work_has_no_time():
+    ours = {"moved": 2.0, "parameters": 10, "samples": 40.0, "work": 3}
+    report = {
+        "ok": True,
+        "first": 1.0,
+        "seconds": [0.2, 0.4, 0.3],
+        "parameters": 10,
+        "moved": 2.05,
+        "versions": {},
+    }
+    line = peers.compared(report, ours)
+    assert line["ok"] and line["ms"] == 300 and line["min_ms"] == 200
+    assert line["images_s"] == pytest.approx(40 / 0.3)
+    assert line["operations_s"] == pytest.approx(3 * 40 / 0.3)
+    assert not peers.compared({**report, "moved": 2.2}, ours)["ok"]
+    assert not peers.compared({**report, "parameters": 11}, ours)["ok"]
+
+
+def test_the_packages_of_a_framework_are_found_in_a_folder(tmp_path):
+    assert peers.place("fedjax", tmp_path) is None
+    (tmp_path / "fedjax").mkdir()
+    assert peers.place("fedjax", tmp_path) == tmp_path
+    (tmp_path / "site-fedjax" / "fedjax").mkdir(parents=True)
+    assert peers.place("fedjax", tmp_path) == tmp_path / "site-fedjax"
 
 
 def test_intervals_that_overlap_are_counted_once():

@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu import cases, checks, hand_run, ours, page, peers
 from benchmarks.gpu.driver import Driver, read
 from benchmarks.gpu.measuring import planned, union
-from benchmarks.gpu.process import Ended, Process
+from benchmarks.gpu.process import Ended, NotReady, Process
 from benchmarks.gpu.shapes import SHAPES, shape_of
 
 CPU = torch.device("cpu")
@@ -90,6 +90,10 @@ def test_a_process_that_hangs_or_ends_is_told_from_one_that_answers(tmp_path):
     with pytest.raises(Ended, match="ended with 3"):
         process.ask({"do": "end"}, 20)
     process.end()
+    process = Process([sys.executable, "-c", "1 / 0"], tmp_path / "other", {}, tmp_path)
+    with pytest.raises(NotReady, match=r"(?s)ended with 1.*division by zero"):
+        process.ask({"do": 1}, 20)
+    process.end()
 
 
 def test_names_of_cases_are_unique_and_known():
@@ -124,7 +128,7 @@ def test_page_has_shares_of_the_rate_and_says_what_failed_or_was_skipped():
     assert "| ours | 2.00 (1.50) |  |  | 25.0% |  |  | 40% |" in text
     assert "launch-bound" in text
     assert "needs a GPU |" in text
-    assert "Not measured." in page.markdown([])
+    assert "Not measured" in page.markdown([])
 
 
 def test_a_framework_that_did_other_work_has_no_time():

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.gpu import page, peers
 from benchmarks.gpu.cases import Case, all_cases, chosen
-from benchmarks.gpu.process import Ended, Process
+from benchmarks.gpu.process import Ended, NotReady, Process
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "cases.jsonl"
@@ -44,7 +44,11 @@ class Driver:
     workers: dict[str, Process] = field(default_factory=dict)
 
     def run(self, cases: Sequence[Case]) -> int:
-        """Runs cases in order; returns how many were left for want of time."""
+        """Runs cases in order; returns how many were left for want of time.
+
+        Raises:
+            NotReady: A worker cannot begin, so that no case has a line.
+        """
         begun = time.monotonic()
         end_line(self.folder / RESULTS)
         done = {line["case"] for line in read(self.folder)}
@@ -196,7 +200,10 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         start = starter(args.device, out, args.tiny)
         driver = Driver(out, args.seconds, start, args.device, args.peers and args.peers.resolve())
-        left = driver.run(cases)
+        try:
+            left = driver.run(cases)
+        except NotReady as error:
+            sys.exit(f"no case can be run: {error}")
         if left:
             print(f"{left} cases were left; the same command goes on with them", flush=True)
     print(page.markdown(read(out)))

@@ -24,7 +24,7 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _machine(line: Line) -> Iterator[str]:
-    if not line:
+    if "device" not in line:
         yield "Not measured, or no case `machine`."
         return
     names = ("torch", "cuda", "cudnn", "lightning", "torchmetrics", "numpy", "python")

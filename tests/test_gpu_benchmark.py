@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu import cases, checks, hand_run, ours, page, peers
 from benchmarks.gpu.driver import Driver, read
+from benchmarks.gpu.hand import NeedsGPU
 from benchmarks.gpu.measuring import planned, union
 from benchmarks.gpu.process import Ended, NotReady, Process
 from benchmarks.gpu.shapes import SHAPES, shape_of
@@ -194,6 +195,29 @@ def test_loops_by_hand_reach_our_weights(trained, side):
     )
     assert result["distance"] < 1e-6
     assert result["rounds"] == 1
+
+
+@pytest.mark.parametrize("side", ["graph", "func-graph"])
+def test_recorded_loops_reach_our_weights(trained, monkeypatch, side):
+    """A recording is made up: like a real one it runs the step a few times before."""
+
+    def record(work, device):
+        for _ in range(3):
+            work()
+        return work
+
+    monkeypatch.setattr("benchmarks.gpu.hand.record", record)
+    shape, data, folder, _ = trained
+    rounds = hand_run.Rounds(shape, data, CPU)
+    result = hand_run.run(side, rounds, seconds=0.0, weights=folder, limit=60.0)
+    assert result["distance"] < 1e-6
+
+
+@pytest.mark.parametrize("side", ["graph", "func-graph", "compile"])
+def test_sides_that_record_say_that_they_need_a_gpu(trained, side):
+    shape, data, folder, _ = trained
+    with pytest.raises(NeedsGPU, match="needs a GPU"):
+        hand_run.run(side, hand_run.Rounds(shape, data, CPU), weights=folder)
 
 
 def test_a_loop_that_does_other_work_has_no_time(trained):

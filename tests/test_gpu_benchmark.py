@@ -66,6 +66,19 @@ def test_cases_with_a_line_are_not_run_again(tmp_path):
     assert [line["case"] for line in read(tmp_path)] == ["first", "second"]
 
 
+def test_our_weights_are_made_again_once_where_an_earlier_run_left_none(tmp_path):
+    """The lines came from another machine, which kept the weights."""
+    asked = []
+    (tmp_path / "cases.jsonl").write_text('{"case": "W1/fp32/ours", "ok": true}\n')
+    driver = Driver(tmp_path, 60, lambda kind: Answers(kind, asked))
+    driver.run(cases.chosen(cases.all_cases(peers=False), ["W1/fp32/ours", "W1/fp32/hand-*"]))
+    assert [word for word in asked if not word.startswith(("start", "end"))] == [
+        "ours",
+        *["hand"] * len(cases.HAND),
+    ]
+    assert len(read(tmp_path)) == 1 + len(cases.HAND)
+
+
 def test_no_case_begins_after_the_time(tmp_path):
     driver = Driver(tmp_path, -1, lambda kind: Answers(kind, []))
     assert driver.run(some("first", "second")) == 2

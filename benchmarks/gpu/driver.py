@@ -34,6 +34,8 @@ class Driver:
         start: Starts the worker of a name.
         device: Where the other frameworks run.
         peers: Where they lie; None: they are not run.
+        workers: The processes by kind.
+        trained: The shapes and precisions that our side has trained in this run.
     """
 
     folder: Path
@@ -42,6 +44,7 @@ class Driver:
     device: str = "cpu"
     peers: Path | None = None
     workers: dict[str, Process] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
 
     def run(self, cases: Sequence[Case]) -> int:
         """Runs cases in order; returns how many were left for want of time.
@@ -71,6 +74,7 @@ class Driver:
         """Runs a case, whatever happens in it, and appends its line."""
         at = time.monotonic()
         try:
+            self._make_weights(case)
             if case.worker == "peers":
                 found = self._peer(case)
             else:
@@ -83,6 +87,27 @@ class Driver:
             file.write(json.dumps(line) + "\n")
             file.flush()
         print(told(line), flush=True)
+
+    def _make_weights(self, case: Case) -> None:
+        """Has our side train a shape again whose weights were left on another machine.
+
+        Our weights are what the other sides are compared with. A shape that our side has trained
+        in this run is not trained again, since it would fail again.
+        """
+        if "shape" not in case.job:
+            return
+        precision = case.job.get("precision", "fp32")
+        name = f"{case.job['shape']}-{precision}"
+        if case.worker == "ours":
+            if case.name.endswith("/ours"):
+                self.trained.add(name)
+            return
+        if name in self.trained:
+            return
+        self.trained.add(name)
+        if not any((self.folder / "scratch" / name).glob("*.pt")):
+            job = {"do": "ours", "shape": case.job["shape"], "precision": precision}
+            self._ask("ours", {**job, "engine": "auto"}, case.limit)
 
     def _peer(self, case: Case) -> dict[str, Any]:
         peer = case.job["peer"]

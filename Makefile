@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-quick chaos mutants lint format docs bench bench-peers lock clean
+.PHONY: help quickstart test test-quick chaos mutants lint format docs bench bench-peers gpu lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ bench: $(INSTALLED)  ## time rounds of our side, e.g. make bench ARGS="W1 W3"
 
 bench-peers: $(INSTALLED)  ## the same with pfl-research, FedJAX, Flower, FedLab (needs uv and PyPI)
 	$(PY) -m benchmarks.compare --peers $(ARGS)
+
+gpu: $(INSTALLED)  ## check and time everything on a GPU in seven minutes, e.g. make gpu ARGS="--only check"
+	$(PY) -m benchmarks.gpu $(ARGS)
 
 lock:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --upgrade --python-version 3.10 --extra dev \

@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.gpu import cases, checks, hand_run, ours, page
+from benchmarks.gpu import cases, checks, hand_run, ours, page, peers
 from benchmarks.gpu.driver import Driver, read
+from benchmarks.gpu.hand import NeedsGPU
 from benchmarks.gpu.measuring import planned, union
-from benchmarks.gpu.process import Ended, Process
+from benchmarks.gpu.process import Ended, NotReady, Process
 from benchmarks.gpu.shapes import SHAPES, shape_of
 
 CPU = torch.device("cpu")
@@ -65,6 +66,19 @@ def test_cases_with_a_line_are_not_run_again(tmp_path):
     assert [line["case"] for line in read(tmp_path)] == ["first", "second"]
 
 
+def test_our_weights_are_made_again_once_where_an_earlier_run_left_none(tmp_path):
+    """The lines came from another machine, which kept the weights."""
+    asked = []
+    (tmp_path / "cases.jsonl").write_text('{"case": "W1/fp32/ours", "ok": true}\n')
+    driver = Driver(tmp_path, 60, lambda kind: Answers(kind, asked))
+    driver.run(cases.chosen(cases.all_cases(peers=False), ["W1/fp32/ours", "W1/fp32/hand-*"]))
+    assert [word for word in asked if not word.startswith(("start", "end"))] == [
+        "ours",
+        *["hand"] * len(cases.HAND),
+    ]
+    assert len(read(tmp_path)) == 1 + len(cases.HAND)
+
+
 def test_no_case_begins_after_the_time(tmp_path):
     driver = Driver(tmp_path, -1, lambda kind: Answers(kind, []))
     assert driver.run(some("first", "second")) == 2
@@ -89,6 +103,10 @@ def test_a_process_that_hangs_or_ends_is_told_from_one_that_answers(tmp_path):
     process = start()
     with pytest.raises(Ended, match="ended with 3"):
         process.ask({"do": "end"}, 20)
+    process.end()
+    process = Process([sys.executable, "-c", "1 / 0"], tmp_path / "other", {}, tmp_path)
+    with pytest.raises(NotReady, match=r"(?s)ended with 1.*division by zero"):
+        process.ask({"do": 1}, 20)
     process.end()
 
 
@@ -124,7 +142,33 @@ def test_page_has_shares_of_the_rate_and_says_what_failed_or_was_skipped():
     assert "| ours | 2.00 (1.50) |  |  | 25.0% |  |  | 40% |" in text
     assert "launch-bound" in text
     assert "needs a GPU |" in text
-    assert "Not measured." in page.markdown([])
+    assert "Not measured" in page.markdown([])
+
+
+def test_a_framework_that_did_other_work_has_no_time():
+    ours = {"moved": 2.0, "parameters": 10, "samples": 40.0, "work": 3}
+    report = {
+        "ok": True,
+        "first": 1.0,
+        "seconds": [0.2, 0.4, 0.3],
+        "parameters": 10,
+        "moved": 2.05,
+        "versions": {},
+    }
+    line = peers.compared(report, ours)
+    assert line["ok"] and line["ms"] == 300 and line["min_ms"] == 200
+    assert line["images_s"] == pytest.approx(40 / 0.3)
+    assert line["operations_s"] == pytest.approx(3 * 40 / 0.3)
+    assert not peers.compared({**report, "moved": 2.2}, ours)["ok"]
+    assert not peers.compared({**report, "parameters": 11}, ours)["ok"]
+
+
+def test_the_packages_of_a_framework_are_found_in_a_folder(tmp_path):
+    assert peers.place("fedjax", tmp_path) is None
+    (tmp_path / "fedjax").mkdir()
+    assert peers.place("fedjax", tmp_path) == tmp_path
+    (tmp_path / "site-fedjax" / "fedjax").mkdir(parents=True)
+    assert peers.place("fedjax", tmp_path) == tmp_path / "site-fedjax"
 
 
 def test_intervals_that_overlap_are_counted_once():
@@ -164,6 +208,29 @@ def test_loops_by_hand_reach_our_weights(trained, side):
     )
     assert result["distance"] < 1e-6
     assert result["rounds"] == 1
+
+
+@pytest.mark.parametrize("side", ["graph", "func-graph"])
+def test_recorded_loops_reach_our_weights(trained, monkeypatch, side):
+    """A recording is made up: like a real one it runs the step a few times before."""
+
+    def record(work, device):
+        for _ in range(3):
+            work()
+        return work
+
+    monkeypatch.setattr("benchmarks.gpu.hand.record", record)
+    shape, data, folder, _ = trained
+    rounds = hand_run.Rounds(shape, data, CPU)
+    result = hand_run.run(side, rounds, seconds=0.0, weights=folder, limit=60.0)
+    assert result["distance"] < 1e-6
+
+
+@pytest.mark.parametrize("side", ["graph", "func-graph", "compile"])
+def test_sides_that_record_say_that_they_need_a_gpu(trained, side):
+    shape, data, folder, _ = trained
+    with pytest.raises(NeedsGPU, match="needs a GPU"):
+        hand_run.run(side, hand_run.Rounds(shape, data, CPU), weights=folder)
 
 
 def test_a_loop_that_does_other_work_has_no_time(trained):

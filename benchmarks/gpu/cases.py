@@ -9,6 +9,7 @@ from typing import Any
 
 W = ("W1", "W2", "W3", "W4", "W5")
 ENGINES = ("auto", "sequential", "vmap")
+OF_CHAINS = {"W1": ("auto", "sequential"), "W2": ("auto", "sequential")}  # vmap means a chain
 HAND = ("plain", "foreach", "graph", "func", "func-graph")
 FASTEST = {"W4": ("graph",), "W5": ("graph",)}  # by hand, where it is not all clients at once
 FLUTE = ("FLUTE-LR", "FLUTE-FEMNIST", "FLUTE-CIFAR100", "FLUTE-SHAKESPEARE")
@@ -57,7 +58,7 @@ CHECKS = (  # of `checks.CHECKS`; named here, so that the driver need not import
 )
 LIMIT = 45.0  # seconds of a case, after which its process is ended
 LONG = {"check/two-processes": 100.0, "check/command-line": 100.0}
-PEER_LIMIT = 60.0
+PEER_LIMITS = {"pfl-research": 60.0, "fedjax": 60.0, "pfllib": 120.0}
 COMPILE_LIMIT = 90.0
 
 
@@ -93,7 +94,7 @@ def all_cases(peers: bool) -> list[Case]:
 
 def _timed() -> Iterator[Case]:
     for key in W:
-        yield from _ours(key, "fp32", ENGINES)
+        yield from _ours(key, "fp32", OF_CHAINS.get(key, ENGINES))
         yield from _hand(key, "fp32", HAND)
         yield from _peers(key, "pfl-research", "fedjax")
     yield from _ours("PFLlib", "fp32", ("auto",))
@@ -151,7 +152,7 @@ def _hand(shape: str, precision: str, sides: tuple[str, ...]) -> Iterator[Case]:
 def _peers(shape: str, *peers: str) -> Iterator[Case]:
     for peer in peers:
         job = {"shape": shape, "peer": peer}
-        yield Case(f"{shape}/fp32/{peer}", "peers", job, PEER_LIMIT)
+        yield Case(f"{shape}/fp32/{peer}", "peers", job, PEER_LIMITS[peer])
 
 
 def chosen(cases: list[Case], only: list[str]) -> list[Case]:

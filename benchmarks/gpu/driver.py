@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.gpu import page, peers
 from benchmarks.gpu.cases import Case, all_cases, chosen
-from benchmarks.gpu.process import Ended, Process
+from benchmarks.gpu.process import Ended, NotReady, Process
 
 ROOT = Path(__file__).parents[2]
 RESULTS = "cases.jsonl"
@@ -34,6 +34,8 @@ class Driver:
         start: Starts the worker of a name.
         device: Where the other frameworks run.
         peers: Where they lie; None: they are not run.
+        workers: The processes by kind.
+        trained: The shapes and precisions that our side has trained in this run.
     """
 
     folder: Path
@@ -42,9 +44,14 @@ class Driver:
     device: str = "cpu"
     peers: Path | None = None
     workers: dict[str, Process] = field(default_factory=dict)
+    trained: set[str] = field(default_factory=set)
 
     def run(self, cases: Sequence[Case]) -> int:
-        """Runs cases in order; returns how many were left for want of time."""
+        """Runs cases in order; returns how many were left for want of time.
+
+        Raises:
+            NotReady: A worker cannot begin, so that no case has a line.
+        """
         begun = time.monotonic()
         end_line(self.folder / RESULTS)
         done = {line["case"] for line in read(self.folder)}
@@ -67,6 +74,7 @@ class Driver:
         """Runs a case, whatever happens in it, and appends its line."""
         at = time.monotonic()
         try:
+            self._make_weights(case)
             if case.worker == "peers":
                 found = self._peer(case)
             else:
@@ -80,11 +88,30 @@ class Driver:
             file.flush()
         print(told(line), flush=True)
 
+    def _make_weights(self, case: Case) -> None:
+        """Has our side train a shape again whose weights were left on another machine.
+
+        Our weights are what the other sides are compared with. A shape that our side has trained
+        in this run is not trained again, since it would fail again.
+        """
+        if "shape" not in case.job:
+            return
+        precision = case.job.get("precision", "fp32")
+        name = f"{case.job['shape']}-{precision}"
+        if case.worker == "ours":
+            if case.name.endswith("/ours"):
+                self.trained.add(name)
+            return
+        if name in self.trained:
+            return
+        self.trained.add(name)
+        if not any((self.folder / "scratch" / name).glob("*.pt")):
+            job = {"do": "ours", "shape": case.job["shape"], "precision": precision}
+            self._ask("ours", {**job, "engine": "auto"}, case.limit)
+
     def _peer(self, case: Case) -> dict[str, Any]:
         peer = case.job["peer"]
         assert self.peers is not None
-        if (reason := peers.obstacle(peer, self.peers)) is not None:
-            return {"ok": True, "skipped": reason}
         shape = case.job["shape"]
         task = self.folder / "scratch" / f"{shape}.npz"
         rounds = peers.ROUNDS.get(peer, peers.MANY)
@@ -198,7 +225,10 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         start = starter(args.device, out, args.tiny)
         driver = Driver(out, args.seconds, start, args.device, args.peers and args.peers.resolve())
-        left = driver.run(cases)
+        try:
+            left = driver.run(cases)
+        except NotReady as error:
+            sys.exit(f"no case can be run: {error}")
         if left:
             print(f"{left} cases were left; the same command goes on with them", flush=True)
     print(page.markdown(read(out)))

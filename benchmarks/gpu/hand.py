@@ -138,8 +138,8 @@ class Plain(Side):
             for place, p in zip(total, parameters, strict=True):
                 place.add_(p.detach(), alpha=share)
         with torch.no_grad():
-            for p, mean in zip(self.parameters, total, strict=True):
-                p.copy_(mean)
+            for mine, mean in zip(self.parameters, total, strict=True):
+                mine.copy_(mean)
 
 
 class OneByOne(Side):

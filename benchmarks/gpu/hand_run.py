@@ -21,15 +21,16 @@ from benchmarks.gpu.measuring import (
     launch_microseconds,
     planned,
     synchronize,
-    times,
 )
+from benchmarks.gpu.numbers import times
 from benchmarks.gpu.order import Order, order_of
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.work import products
 from datamodules import TensorDataModule
 from pfl.clients import ClientData
 
-TOLERANCE = {"fp32": 1e-3, "tf32": 3e-2, "bf16": 1e-1}
+TOLERANCE = {"fp32": 1e-3, "tf32": 3e-2, "bf16": 1e-1}  # after the first round
+GROWTH = 10  # until the last one, as rounding grows with the steps of deep networks
 
 
 class Rounds:
@@ -94,8 +95,9 @@ def run(
     for r in range(2, total):
         passed.append(_timed(side, rounds.order(r), device))
     apart["distance"] = _distance(side, weights, total)
-    if not apart["distance"] <= TOLERANCE[precision]:
-        first = apart["distance_first"]
+    first = apart["distance_first"]
+    limit_of_first = TOLERANCE[precision]
+    if not (first <= limit_of_first and apart["distance"] <= GROWTH * limit_of_first):
         raise ValueError(
             f"after {total} rounds its weights are {apart['distance']:.1e} from ours "
             f"({first:.1e} after the first)"

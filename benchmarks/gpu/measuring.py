@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import resource
-import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,21 +39,6 @@ def planned(seconds: float, each: float) -> int:
     if each > seconds:
         least = 1
     return max(least, min(MOST, round(seconds / max(each, 1e-6))))
-
-
-def times(seconds: Sequence[float], samples: float, work: int | None) -> dict[str, Any]:
-    """Returns what the tables say of rounds of `samples` sample gradients."""
-    middle = statistics.median(seconds)
-    result = {
-        "ms": 1000 * middle,
-        "min_ms": 1000 * min(seconds),
-        "rounds": len(seconds),
-        "samples": samples,
-        "images_s": samples / middle,
-    }
-    if work is not None:
-        result["operations_s"] = samples * work / middle
-    return result
 
 
 class Memory:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.gpu.measuring import MOST, PRECISIONS, Memory, launch_microseconds, times
+from benchmarks.gpu.measuring import MOST, PRECISIONS, Memory, launch_microseconds
+from benchmarks.gpu.numbers import times
 from benchmarks.gpu.round_clock import RoundClock
 from benchmarks.gpu.shapes import Shape
 from benchmarks.gpu.work import products

@@ -24,8 +24,8 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _machine(line: Line) -> Iterator[str]:
-    if not line:
-        yield "Not measured."
+    if "device" not in line:
+        yield "Not measured, or no case `machine`."
         return
     names = ("torch", "cuda", "cudnn", "lightning", "torchmetrics", "numpy", "python")
     versions = ", ".join(f"{name} {line[name]}" for name in names if line.get(name))
@@ -128,12 +128,18 @@ def _number(value: float | None, form: str) -> str:
     return format(value, form)
 
 
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)
+
+
 def _notes(line: Line) -> str:
     notes = []
     if line.get("engine"):
         notes.append(f"engine {line['engine']}")
     if line.get("timed"):
-        timed = ", ".join(f"{name} {ms:.2f}" for name, ms in line["timed"].items())
+        timed = ", ".join(f"{name} {_short(ms)}" for name, ms in line["timed"].items())
         notes.append(f"timed, ms a step: {timed}")
     if line.get("busy") is not None and line["busy"] < LAUNCH_BOUND:
         notes.append("launch-bound")

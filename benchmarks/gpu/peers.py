@@ -12,32 +12,39 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.numbers import times
+
 HERE = Path(__file__).parents[1]
-# The script of each, and which folders show that it can be imported.
 SCRIPTS = {
-    "pfl-research": ("run_pfl_research.py", ("pfl",)),
-    "fedjax": ("run_fedjax.py", ("fedjax",)),
-    "pfllib": ("run_pfllib.py", ("PFLlib", "pfllib", "system", "flcore")),
+    "pfl-research": "run_pfl_research.py",
+    "fedjax": "run_fedjax.py",
+    "pfllib": "run_pfllib.py",
+}
+# The package of each, and where it may lie in the folder of all.
+PACKAGES = {
+    "pfl-research": ("pfl", ("site-pfl-research", "")),
+    "fedjax": ("fedjax", ("site-fedjax", "")),
+    "pfllib": ("flcore", ("PFLlib/system", "system", "")),
 }
 ROUNDS = {"pfllib": 2}  # with the first one
 MANY = 5
 FAR = 0.05  # how much further or less far the weights may have moved
 
 
-def obstacle(peer: str, folder: Path) -> str | None:
-    """Returns why a framework cannot be run; None if it can."""
-    script, names = SCRIPTS[peer]
-    if not any((folder / name).is_dir() for name in names):
-        return f"{folder} has no {names[0]}"
-    if not (HERE / "peers" / script).is_file():
-        return f"there is no benchmarks/peers/{script}"
-    return None
+def place(peer: str, folder: Path) -> Path | None:
+    """Returns where in a folder a framework's packages lie; None if they do not."""
+    package, places = PACKAGES[peer]
+    found = (folder / name for name in places if (folder / name / package).is_dir())
+    return next(found, None)
 
 
 def run(peer: str, folder: Path, task: Path, device: str, limit: float) -> dict[str, Any]:
-    """Returns the framework's report, or how it failed."""
-    script = HERE / "peers" / SCRIPTS[peer][0]
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Returns a framework's report, or how it failed."""
+    site = place(peer, folder)
+    if site is None:
+        return {"ok": True, "skipped": f"{folder} has no {PACKAGES[peer][0]}"}
+    script = HERE / "peers" / SCRIPTS[peer]
+    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
@@ -61,7 +68,8 @@ def run(peer: str, folder: Path, task: Path, device: str, limit: float) -> dict[
         child.wait()
     lines = [line for line in output.splitlines() if line.startswith('{"first"')]
     if child.returncode or not lines:
-        return {"ok": False, "error": "it failed", "traceback": errors.splitlines()[-6:]}
+        last = errors.strip().splitlines()[-6:] or ["it said nothing"]
+        return {"ok": False, "error": last[-1], "traceback": last}
     return {"ok": True, **json.loads(lines[-1])}
 
 
@@ -70,15 +78,13 @@ def compared(report: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         report: The framework's.
-        ours: How far our weights `moved` in as many rounds, and the number of `parameters`.
+        ours: How far our weights `moved` in as many rounds, the number of `parameters`, the
+            `samples` of a round and the `work` of one.
     """
-    if not report["ok"]:
+    if not report["ok"] or "skipped" in report:
         return report
-    seconds = report["seconds"]
     line = {
-        "ms": 1000 * statistics.median(seconds),
-        "min_ms": 1000 * min(seconds),
-        "rounds": len(seconds),
+        **times(report["seconds"], ours["samples"], ours.get("work")),
         "first_s": report["first"],
         "moved": report["moved"],
         "ours_moved": ours["moved"],

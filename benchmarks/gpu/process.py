@@ -20,6 +20,10 @@ class Ended(Exception):
     """A process gave no answer."""
 
 
+class NotReady(Exception):
+    """A process could not begin; no other one could."""
+
+
 class Process:
     """A child process that answers lines of JSON with lines of JSON.
 
@@ -56,10 +60,14 @@ class Process:
         self._lines.put(None)
 
     def ask(self, job: Mapping[str, Any], limit: float) -> dict[str, Any]:
-        """Returns the answer to a job; ends the process and raises `Ended` without one."""
+        """Returns the answer to a job; ends the process and raises `Ended` without one.
+
+        Raises:
+            Ended: There was no answer to this job.
+            NotReady: The process ended before it took its first job.
+        """
         if not self._ready:
-            self._next(START_LIMIT, "it was not ready")
-            self._ready = True
+            self._wait_until_ready()
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(job) + "\n")
@@ -68,6 +76,14 @@ class Process:
             self.end()
             raise Ended("the process had ended before") from error
         return self._next(limit, "no answer")
+
+    def _wait_until_ready(self) -> None:
+        try:
+            self._next(START_LIMIT, "it was not ready")
+        except Ended as error:
+            last = Path(self._log.name).read_text().strip().splitlines()[-3:]
+            raise NotReady("\n".join([str(error), *last])) from error
+        self._ready = True
 
     def _next(self, limit: float, what: str) -> dict[str, Any]:
         try:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import models
-from benchmarks.gpu.networks import FedAvgCNN, Transformer, adapted
+from benchmarks.gpu import networks
+from benchmarks.gpu.networks import Transformer, adapted
 from benchmarks.workloads import WORKLOADS
 from datamodules import (
     Dirichlet,
@@ -79,8 +80,7 @@ class Shape:
     def make(self) -> nn.Module:
         """The network with the weights that every side begins with."""
         torch.manual_seed(0)
-        own = {"FedAvgCNN": FedAvgCNN, "Transformer": Transformer}
-        kind = own.get(self.network) or getattr(models, self.network)
+        kind = getattr(models, self.network, None) or getattr(networks, self.network)
         network: nn.Module = kind(**self.arguments)
         if self.lora:
             assert isinstance(network, Transformer)
@@ -199,8 +199,8 @@ FLUTE_LR = Shape(
 )
 FLUTE_FEMNIST = Shape(
     "FLUTE's cnn_femnist: 3,400 clients of 198 on average (log-normal, sigma 0.4)",
-    "CNN",
-    {"kernel_size": 3, "num_classes": 62, "hidden": 128},
+    "FemnistCNN",
+    {},
     (1, 28, 28),
     clients=3400,
     per_round=10,
@@ -209,9 +209,9 @@ FLUTE_FEMNIST = Shape(
     partition=partial(LogNormal, 0.4),
 )
 FLUTE_CIFAR100 = Shape(
-    "FLUTE's resnet_fedcifar100: 500 clients of 100, ResNet-18 with GroupNorm",
+    "FLUTE's resnet_fedcifar100: 500 clients of 100, ImageNet's ResNet-18 with GroupNorm",
     "ResNet18",
-    {"num_classes": 100},
+    {"num_classes": 100, "small_images": False},
     (3, 32, 32),
     clients=500,
     per_round=10,

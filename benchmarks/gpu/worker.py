@@ -26,7 +26,7 @@ from benchmarks.gpu import checks, hand_run, ours
 from benchmarks.gpu.hand import NeedsGPU, TooSlow
 from benchmarks.gpu.measuring import Kernels, distance, set_precision
 from benchmarks.gpu.shapes import Shape, shape_of
-from benchmarks.gpu.work import rate
+from benchmarks.gpu.work import products, rate
 from datamodules import TensorDataModule
 
 Found = dict[str, Any]
@@ -111,7 +111,12 @@ class Worker:
         made = ours.task(shape, data, job["shape"], total - 1)
         made.save(Path(job["file"]))
         moved = ours.moved(shape.make(), weights, total)
-        return {"ok": True, "moved": moved, "parameters": made.parameters}
+        of_round = [sum(len(made.owned[c]) for c in ids) for ids in made.cohorts[1:]]
+        samples = shape.epochs * sum(of_round) / len(of_round)
+        found = {"ok": True, "moved": moved, "parameters": made.parameters, "samples": samples}
+        if shape.counted:
+            found["work"] = products(shape.make(), shape.input)
+        return found
 
     def _weights(self, job: Found) -> Path:
         return self.scratch / f"{job['shape']}-{job['precision']}"
@@ -189,7 +194,7 @@ def main() -> None:
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         found, goes_on = answer(worker, json.loads(line))
-        print(json.dumps(found), file=answers, flush=True)
+        print(json.dumps(found, default=str), file=answers, flush=True)
         if not goes_on:
             break
 

@@ -87,7 +87,7 @@ class Workload:
             rate=RATE,
             inputs=inputs.numpy(),
             targets=targets.numpy(),
-            owned=np.stack([data.partition.train[i] for i in range(self.clients)]),
+            owned=[data.partition.train[i] for i in range(self.clients)],
             cohorts=np.stack([loop.cohort(r) for r in range(rounds + 1)]),
             weights=[p.detach().numpy() for p in self.make().parameters()],
         )

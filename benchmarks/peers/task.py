@@ -19,7 +19,7 @@ class Task:
 
     Args:
         key: Of the workload, such as W1.
-        network: A class in `models`.
+        network: A class in `models`, or in `benchmarks.peers.networks`.
         arguments: Of that class.
         epochs: Of every client in a round.
         batch: Samples of a local step.

@@ -22,11 +22,13 @@ def plain(task: Task) -> tuple[nn.Module, list[float]]:
     module, stamps = network(task), [time.perf_counter()]
     for cohort in task.cohorts.tolist():
         mean = [torch.zeros_like(p) for p in module.parameters()]
+        count = sum(len(task.owned[client]) for client in cohort)
         for client in cohort:
             own = copy.deepcopy(module)
             train(own, task, *samples(task, client))
+            share = len(task.owned[client]) / count
             for total, p in zip(mean, own.parameters(), strict=True):
-                total += p.detach() / len(cohort)
+                total += share * p.detach()
         with torch.no_grad():
             for p, total in zip(module.parameters(), mean, strict=True):
                 p.copy_(total)
@@ -40,24 +42,27 @@ def flat(task: Task) -> tuple[nn.Module, list[float]]:
     w, g = flattened(module)
     start, total = w.clone(), torch.zeros_like(w)
     inputs, targets = torch.from_numpy(task.inputs), torch.from_numpy(task.targets)
-    owned = torch.from_numpy(task.owned)
+    owned = [torch.from_numpy(own) for own in task.owned]
     x, y = inputs[: task.batch].clone(), targets[: task.batch].clone()
-    order = torch.empty(owned.shape[1], dtype=torch.int64)
+    orders = [torch.empty(len(own), dtype=torch.int64) for own in owned]
     stamps = [time.perf_counter()]
     for cohort in task.cohorts.tolist():
         total.zero_()
+        count = sum(len(owned[client]) for client in cohort)
         for client in cohort:
             w.copy_(start)
+            order = orders[client]
             for _ in range(task.epochs):
                 torch.randperm(len(order), out=order)
                 for chosen in owned[client][order].split(task.batch):
-                    torch.index_select(inputs, 0, chosen, out=x)
-                    torch.index_select(targets, 0, chosen, out=y)
+                    n = len(chosen)  # the last batch of an epoch may be smaller
+                    torch.index_select(inputs, 0, chosen, out=x[:n])
+                    torch.index_select(targets, 0, chosen, out=y[:n])
                     g.zero_()
-                    nn.functional.cross_entropy(module(x), y).backward()
+                    nn.functional.cross_entropy(module(x[:n]), y[:n]).backward()
                     w.sub_(g, alpha=task.rate)
-            total += w
-        torch.div(total, len(cohort), out=start)
+            total.add_(w, alpha=len(order) / count)
+        start.copy_(total)
         stamps.append(time.perf_counter())
     w.copy_(start)
     return module, stamps

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import models
 from benchmarks.peers.task import Task
+from benchmarks.peers.with_torch import build
 from datamodules import Dirichlet, SplitOwn, TensorDataModule
 from pfl import FederatedLoop
 
@@ -27,7 +27,7 @@ class Workload:
 
     Args:
         title: In words.
-        network: A class in `models`.
+        network: A class in `models`, or in `benchmarks.peers.networks`.
         arguments: Of that class.
         rounds: That are timed in one run, after a first one.
         repetitions: Runs of every framework, in turn.
@@ -47,8 +47,7 @@ class Workload:
     def make(self) -> nn.Module:
         """The network with the weights that everybody begins with."""
         torch.manual_seed(0)
-        network: nn.Module = getattr(models, self.network)(**self.arguments)
-        return network
+        return build(self.network, self.arguments)
 
     def data(self, task: Task | None = None) -> TensorDataModule:
         """Every client's samples, in the memory of a task's if one is given."""
@@ -87,7 +86,7 @@ class Workload:
             rate=RATE,
             inputs=inputs.numpy(),
             targets=targets.numpy(),
-            owned=np.stack([data.partition.train[i] for i in range(self.clients)]),
+            owned=[data.partition.train[i] for i in range(self.clients)],
             cohorts=np.stack([loop.cohort(r) for r in range(rounds + 1)]),
             weights=[p.detach().numpy() for p in self.make().parameters()],
         )

@@ -1,6 +1,9 @@
 """FedJAX: fedjax.algorithms.fed_avg with its default backend, networks in plain JAX.
 
-env-fedjax/bin/python benchmarks/peers/run_fedjax.py TASK.npz
+    env-fedjax/bin/python benchmarks/peers/run_fedjax.py TASK.npz [cpu | cuda]
+
+FedJAX keeps samples in the host's memory, and JAX moves every batch to the device. Batches go on
+over the end of an epoch, and the last one is filled with more samples.
 """
 
 import sys
@@ -17,6 +20,9 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.peers.task import Task, report
+
+if not hasattr(jax, "tree_map"):  # JAX has removed it since FedJAX's last version
+    jax.tree_map = jax.tree.map
 
 Array = Any
 Weights = Iterator[Array]  # a network takes what it needs, in the order that PyTorch has
@@ -40,6 +46,12 @@ def pool(x: Array) -> Array:
 
 def flat(x: Array) -> Array:
     return x.reshape(len(x), -1)
+
+
+def pfllib_cnn(x: Array, w: Weights) -> Array:
+    for _ in range(2):
+        x = pool(jax.nn.relu(conv(x, w, padding=0) + next(w)))
+    return linear(jax.nn.relu(linear(flat(x), w)), w)
 
 
 def logistic(x: Array, w: Weights) -> Array:
@@ -91,6 +103,7 @@ NETWORKS: dict[str, Callable[[Array, Weights], Array]] = {
     "MLP": mlp,
     "LeNet5": lenet,
     "CNN": cnn,
+    "FedAvgCNN": pfllib_cnn,
     "ResNet18": resnet,
 }
 
@@ -114,6 +127,7 @@ def from_torch(weights: list[np.ndarray]) -> list[Array]:
 
 def main() -> None:
     task = Task.load(sys.argv[1])
+    jax.config.update("jax_platforms", sys.argv[2] if sys.argv[2:] else "cpu")
     network = NETWORKS[task.network]
     inputs = np.ascontiguousarray(task.inputs.transpose(0, 2, 3, 1))
 
@@ -140,6 +154,8 @@ def main() -> None:
         state, _ = algorithm.apply(state, [(client, own, key) for (client, own), key in drawn])
         jax.block_until_ready(state.params)
         stamps.append(time.perf_counter())
+    memory = jax.local_devices()[0].memory_stats() or {}
+    peak_bytes = memory.get("peak_bytes_in_use", 0)
 
     sevenths = range(0, len(inputs), 7 * 200)
     batches = [
@@ -152,8 +168,15 @@ def main() -> None:
     pairs = list(zip(state.params, from_torch(task.weights), strict=True))
     moved = sum(float(jnp.square(p - w).sum()) for p, w in pairs) ** 0.5
     parameters = sum(p.size for p, _ in pairs)
-    packages = ["fedjax", "jax"]
-    report(stamps, parameters, float(right / count), total / count, moved, packages)
+    report(
+        stamps,
+        parameters,
+        float(right / count),
+        total / count,
+        moved,
+        packages=["fedjax", "jax"],
+        peak_bytes=peak_bytes,
+    )
 
 
 if __name__ == "__main__":

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from benchmarks.peers.networks import FedAvgCNN
 from pfl.models.adapters import LoRA, train_only
 
-
-class FedAvgCNN(nn.Sequential):
-    """PFLlib's network for MNIST: two unpadded 5x5 convolutions and two linear layers."""
-
-    def __init__(self, hidden: int = 512) -> None:
-        super().__init__(
-            nn.Conv2d(1, 32, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(1024, hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, 10),
-        )
+__all__ = ["FedAvgCNN", "FemnistCNN", "Transformer", "adapted"]
 
 
 class FemnistCNN(nn.Sequential):

@@ -46,7 +46,10 @@ def run(
     result = times(clock.seconds, clock.samples, work)
     result["first_s"] = clock.first
     result["engine"] = algorithm.oracle.engine.name
-    result["timed"] = getattr(algorithm.oracle, "timed", None)
+    timing = algorithm.oracle.timing
+    if timing is not None:
+        result["timed"] = timing.milliseconds
+        result["refused"] = timing.refused
     result["launch_us"] = launch
     result["loss"] = algorithm.row.get("train/loss")
     return result | clock.kernels | memory.peak()
@@ -94,9 +97,6 @@ def task(shape: Shape, data: TensorDataModule, key: str, rounds: int) -> Task:
     """Returns the shape as arrays for another framework: a first round and `rounds` more."""
     loop = shape.loop(data)
     inputs, targets = data.samples.gather(torch.arange(shape.samples))
-    owned: Any = [np.asarray(data.partition.train[i]) for i in range(shape.clients)]
-    if len({len(own) for own in owned}) == 1:
-        owned = np.stack(owned)
     return Task(
         key=key,
         network=shape.network,
@@ -106,7 +106,7 @@ def task(shape: Shape, data: TensorDataModule, key: str, rounds: int) -> Task:
         rate=shape.rate,
         inputs=inputs.numpy(),
         targets=targets.numpy(),
-        owned=owned,
+        owned=[np.asarray(data.partition.train[i]) for i in range(shape.clients)],
         cohorts=np.stack([loop.cohort(r) for r in range(rounds + 1)]),
         weights=[p.detach().numpy() for p in shape.make().parameters()],
     )

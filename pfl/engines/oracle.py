@@ -142,8 +142,8 @@ class Oracle:
     def choose_fastest(self, block: StepBlock, name: str | None = None) -> None:
         """Takes the engine that is fastest on a GPU, measured on a few local steps.
 
-        Nothing happens where an engine was asked for by name, and on CPUs, where
-        `pfl.engines.select` knows the order.
+        Nothing happens where an engine was asked for by name, where only one can run the network,
+        and on CPUs, where `pfl.engines.select` knows the order.
 
         Args:
             block: Local steps of as many clients, and on as many samples, as the run's.
@@ -151,6 +151,8 @@ class Oracle:
         """
         on_gpu = self.space.vector.device.type == "cuda"
         if self.requested != "auto" or not on_gpu or isinstance(self.engine, PrivateEngine):
+            return
+        if not self._selected.batched:
             return
         for engine in candidates(self._selected, block.clients):
             if engine.name == name:

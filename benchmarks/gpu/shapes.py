@@ -27,7 +27,7 @@ from datamodules import (
     TensorDataModule,
 )
 from pfl import FederatedLoop
-from pfl.algorithms import FedAvg, FedCLUP, FederatedAlgorithm, FedSLR
+from pfl.algorithms import Ditto, FedAvg, FedCLUP, FederatedAlgorithm, FedSLR
 
 DISTINCT = 20_000
 EQUAL = partial(Dirichlet, 0.3, over="labels")  # the same number of samples to every client
@@ -261,14 +261,14 @@ STATES = _workload(
 )
 EVALUATION = _workload(
     "W2",
-    title="FedCLUP on an MLP, 100 of 1,000 clients with 60 samples; all are evaluated",
+    title="Ditto on an MLP, 100 of 1,000 clients with 60 samples; all are evaluated",
     clients=1000,
     per_round=100,
     samples=60_000,
     epochs=1,
     test=0.2,
-    method=FedCLUP,
-    settings={"penalty": 0.1},
+    method=Ditto,
+    settings={"penalty": 0.5},
 )
 SHAPES: dict[str, Shape] = {
     **{key: _workload(key) for key in WORKLOADS},

@@ -81,7 +81,8 @@ def dropout() -> nn.Module:
 Make = Callable[..., FederatedAlgorithm]
 METHODS: dict[str, Make] = {
     "FedAvg": FedAvg,
-    "FedAvg, Adam": partial(FedAvg, optimizer=torch.optim.Adam),
+    # With Adam's own eps the sign of a rounding error decides how a value without gradient moves.
+    "FedAvg, Adam": partial(FedAvg, optimizer=partial(torch.optim.Adam, eps=1e-3)),
     "FedAvg, momentum": partial(FedAvg, optimizer=partial(torch.optim.SGD, momentum=0.9)),
     "FedProx": partial(FedProx, proximal_weight=0.5),
     "SCAFFOLD": SCAFFOLD,

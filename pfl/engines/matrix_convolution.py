@@ -1,8 +1,8 @@
 """Convolutions as matrix products, which have one axis more for many clients' kernels.
 
 With a kernel of its own for each client, PyTorch's convolution becomes a grouped one, which cuDNN
-runs slowly, above all its derivative by the kernels. As a product of each client's kernels with the
-windows of its images it is one batched matrix product, forward and backward.
+runs slowly, above all its derivatives. As a product of each client's kernels with the windows of
+its images it is one batched matrix product, forward and backward.
 """
 
 from __future__ import annotations
@@ -13,23 +13,63 @@ import torch
 from torch import Tensor, nn
 
 
+def windows(x: Tensor, height: int, width: int) -> Tensor:
+    """Returns what a kernel reads at each place of images x [B, C, H, W]: [B n m, C h w]."""
+    view = x.unfold(2, height, 1).unfold(3, width, 1)  # [B, C, n, m, h, w]
+    return view.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
+
+
+def products(x: Tensor, w: Tensor) -> Tensor:
+    """Returns the convolution of images x [B, C, H, W] with kernels w [K, C, h, w], unpadded."""
+    height, width = w.shape[2:]
+    y = windows(x, height, width) @ w.flatten(1).T
+    rows = x.shape[2] - height + 1
+    columns = x.shape[3] - width + 1
+    return y.unflatten(0, (len(x), rows, columns)).permute(0, 3, 1, 2)
+
+
+class Convolution(torch.autograd.Function):
+    """The convolution of images x [B, C, H, W] with kernels w [K, C, h, w], of stride 1, unpadded.
+
+    The derivative by the images is a convolution, too, with the kernels turned around.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        return products(x, w)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, w = ctx.saved_tensors
+        height, width = w.shape[2:]
+        dx = None
+        dw = None
+        if ctx.needs_input_grad[0]:
+            around = (width - 1, width - 1, height - 1, height - 1)
+            dx = products(nn.functional.pad(dy, around), w.flip(2, 3).transpose(0, 1))
+        if ctx.needs_input_grad[1]:
+            of_outputs = dy.permute(0, 2, 3, 1).flatten(0, 2)
+            dw = (of_outputs.T @ windows(x, height, width)).view_as(w)
+        return dx, dw
+
+
 class MatrixConv2d(nn.Conv2d):
-    """A convolution whose windows are written down and multiplied with the kernels."""
+    """A convolution of stride 1 whose windows are written down and multiplied with the kernels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        settings: Any = (self.kernel_size, self.dilation, self.padding, self.stride)
-        windows = nn.functional.unfold(x, *settings)  # [B, C h w, places]
-        kernels = self.weight.flatten(1)
-        # One product for all samples: the samples' places are columns.
-        y = torch.einsum("kc,bcp->bkp", kernels, windows)
-        if self.bias is not None:
-            y = y + self.bias[:, None]
-        sizes = zip(x.shape[-2:], *settings, strict=True)
-        sides = [
-            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-            for size, kernel, dilation, padding, stride in sizes
-        ]
-        return y.unflatten(-1, sides)
+        above, left = self.padding
+        if above or left:
+            x = nn.functional.pad(x, (left, left, above, above))
+        y: Tensor = Convolution.apply(x, self.weight)
+        if self.bias is None:
+            return y
+        return y + self.bias[:, None, None]
 
 
 def use_matrix_products(network: nn.Module) -> bool:
@@ -38,7 +78,7 @@ def use_matrix_products(network: nn.Module) -> bool:
         m
         for m in network.modules()
         if type(m) is nn.Conv2d
-        and m.groups == 1
+        and (m.stride, m.dilation, m.groups) == ((1, 1), (1, 1), 1)
         and m.padding_mode == "zeros"
         and not isinstance(m.padding, str)
     ]

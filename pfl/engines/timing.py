@@ -109,16 +109,18 @@ def fastest_engine(engine: Engine, block: StepBlock) -> Timing:
     sequential = SequentialEngine(runner)
     w = runner.space.vector.detach()
     few = _some_clients(block, COMPARED)
-    expected = w.repeat(few.clients, 1)
-    seconds = _time(sequential, expected, few)
+    seconds = _time(sequential, w, few)
     found.milliseconds["sequential"] = 1000 * seconds * block.clients / few.clients
-    expected.sub_(w)
+    expected = _move(sequential, w, few)
     best: Engine = sequential
     for one in candidates(engine, block.clients):
+        if one is engine and best is not sequential:
+            break  # a recording of it, or of another engine, is faster
         try:
-            v = w.repeat(block.clients, 1)
-            milliseconds = 1000 * _time(one, v, block)
-            agrees = _agree(v[: few.clients].sub_(w), expected, runner.is_mixed_precision)
+            limit = found.milliseconds[best.name] / 1000
+            milliseconds = 1000 * _time(one, w, block, 2 * limit)
+            move = _move(one, w, block)[: few.clients]
+            agrees = _agree(move, expected, runner.is_mixed_precision)
         except (*MISFITS, torch.OutOfMemoryError) as error:
             found.refused[one.name] = first_line(error)
             if is_oom_error(error):
@@ -149,22 +151,35 @@ def _some_clients(block: StepBlock, clients: int) -> StepBlock:
     return replace(block, picks=block.picks[:, :clients], counts=block.counts[:, :clients])
 
 
-def _time(engine: Engine, v: Tensor, block: StepBlock) -> float:
-    """Takes the steps of a block a few times from v; returns the seconds of one of them.
+def _time(engine: Engine, w: Tensor, block: StepBlock, slow: float = 0.0) -> float:
+    """Takes the steps of a block a few times, from w [P]; returns the seconds of one of them.
 
-    The first time warms up. v is left as it is after the last time.
+    The first time warms up. One time is enough for an engine that takes longer than `slow`.
     """
-    start = v.clone()
+    v = w.repeat(block.clients, 1)
+    engine.descend(v, [block], Step(RATE))
     seconds: list[float] = []
     first = time.perf_counter()
-    while len(seconds) < 3 or (len(seconds) < 9 and time.perf_counter() - first < ENOUGH):
-        v.copy_(start)
+    while len(seconds) < 8 and time.perf_counter() - first < ENOUGH:
         _wait(v.device)
         begun = time.perf_counter()
         engine.descend(v, [block], Step(RATE))
         _wait(v.device)
         seconds.append((time.perf_counter() - begun) / len(block.counts))
-    return min(seconds[1:])
+        if seconds[-1] > slow:
+            break
+    return min(seconds)
+
+
+def _move(engine: Engine, w: Tensor, block: StepBlock) -> Tensor:
+    """Returns how far each client's first step of a block moves from w, [C, P].
+
+    Later steps tell less, since deep networks make large differences of the rounding in the first.
+    """
+    v = w.repeat(block.clients, 1)
+    first = replace(block, picks=block.picks[:1], counts=block.counts[:1])
+    engine.descend(v, [first], Step(RATE))
+    return v.sub_(w)
 
 
 def _wait(device: torch.device) -> None:
@@ -176,7 +191,7 @@ def _agree(actual: Tensor, expected: Tensor, is_mixed_precision: bool) -> bool:
     """Whether moves of models are equal to the rounding of a GPU, which may be TF32's."""
     if not expected.isfinite().all():  # then nothing can be compared
         return True
-    tolerance = 0.02
+    tolerance = 0.1
     if is_mixed_precision:
-        tolerance = 0.1
+        tolerance = 0.3
     return bool((actual - expected).norm() <= tolerance * expected.norm())

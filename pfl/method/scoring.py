@@ -25,7 +25,8 @@ from pfl.stages.stage import Stage
 
 BACKDOOR = "backdoor"  # the number of a score: how often a backdoor reaches its target class
 POOL = 8192  # samples in one forward pass of one model
-POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
+POOL_ON_GPU = 1024  # samples that fill a GPU in a network with convolutions
+FLOATS_ON_GPU = 1 << 23  # of the inputs of smaller ones; feature maps take many times as much
 
 
 class Evaluation:
@@ -280,7 +281,8 @@ def _samples_at_once(algorithm: Method, clients: Clients) -> int:
     layers, or one pass where that takes a few milliseconds, as long as threads wait for each other.
     """
     if algorithm.device.type != "cpu":
-        return POOL_ON_GPU
+        size = math.prod(clients.data.samples.input_shape)
+        return max(POOL_ON_GPU, FLOATS_ON_GPU // max(1, size))
     number = int(clients.sizes.sum())
     engine = algorithm.oracle.engine
     share = -(-number // algorithm.threads.count)

@@ -36,7 +36,7 @@ from pfl.stages.statistics import RunningStatistics
 
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
 MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
-TIMED_STEPS = 8  # local steps on which engines are compared on a GPU
+TIMED_STEPS = 4  # local steps on which engines are compared on a GPU
 SCALED = ("16-mixed", "16")  # precisions that scale losses
 # Local steps of smaller models take milliseconds. A second thread within such a step costs more
 # than it gains, many times more on a machine with other work to do.

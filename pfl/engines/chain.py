@@ -160,12 +160,13 @@ class Models:
         """Takes the part of a step before `Step.apply_after_gradient`, along these gradients.
 
         `forward` returned `kept`; d is the derivative of the loss by the output, and `also` its
-        further derivative by the input of the last layer. The models `into` move, in the same
-        memory if the step has no offset.
+        further derivative by the input of the last layer. `into` are the models that move, in the
+        same memory if the step has no offset, or the gradient of a rule (`Step.toward`).
         """
         values, extra = kept
-        beta = step.shrink
-        alpha = -step.lr
+        _, toward = step.toward(into.w)
+        beta = toward.shrink
+        alpha = -toward.lr
         own = self.parameters
         backward(values, extra, d, into.layers, own, into.parameters, beta, alpha, also)
 
@@ -176,12 +177,14 @@ class Models:
         picks: Tensor,
         weights: Tensor | None,
         into: Models,
+        v: Tensor,
         step: Step,
     ) -> Tensor:
-        """Takes K steps of the models `into`, along the gradients of cross entropies.
+        """Takes K steps of v [C, P], along the gradients of cross entropies.
 
-        Samples, classes and `picks` come from a `StepBlock`; `weights` [K, C, B] are the samples'
-        own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
+        `into` are the models v, or the gradient of a rule (`Step.toward`). Samples, classes and
+        `picks` come from a `StepBlock`; `weights` [K, C, B] are the samples' own, None for 1 / B.
+        Returns the batches' weighted mean losses, [K, C].
         """
         if self.is_single:
             picks = picks[:, 0]
@@ -196,7 +199,7 @@ class Models:
             self.parameters,
             into.parameters,
             self.w,
-            into.w,
+            v,
             step,
         )
         return losses.view(len(losses), -1)

@@ -42,7 +42,8 @@ class ChainEngine(Engine):
         g = torch.empty_like(w)
         models = self.chain.models(w)
         into = self.chain.models(g)
-        return self.train(models, StepBlock.of(batch, w.dtype), into, TAKE_GRADIENT, objective), g
+        block = StepBlock.of(batch, w.dtype)
+        return self.train(models, block, into, g, TAKE_GRADIENT, objective), g
 
     def descend(
         self,
@@ -65,13 +66,14 @@ class ChainEngine(Engine):
             counts += block.counts.ravel().tolist()
             if clients != active:
                 active = clients
-                into = self.chain.models(rows, step.moving)
+                place, _ = own.toward(rows)
+                into = self.chain.models(place, step.moving)
                 models = into
                 if own.offset is not None:
                     models = self.chain.models(torch.empty_like(rows))
-                elif own.moving is not None:
+                elif own.moving is not None or own.rule is not None:
                     models = self.chain.models(rows)
-            losses.append(self.train(models, block, into, own, objective))
+            losses.append(self.train(models, block, into, rows, own, objective))
         return torch.cat(losses), counts
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
@@ -90,29 +92,40 @@ class ChainEngine(Engine):
         models: list[Models],
         block: StepBlock,
         into: list[Models],
+        v: Tensor,
         step: Step,
         objective: Objective | None = None,
     ) -> Tensor:
-        """Moves `into` batch by batch along the gradients of `models`; returns the losses [K A]."""
+        """Moves v [A, P] batch by batch along the gradients of `models`; returns the losses [K A].
+
+        `into` are the models v, or the gradient of a rule (`Step.toward`).
+        """
         losses = []
         for batch in block:
             if len(models) < batch.clients:  # one object holds all clients' models
                 f = objective and objective.rows(slice(batch.clients))
-                losses.append(self._train_part(models[0], batch, into[0], step, f))
+                losses.append(self._train_part(models[0], batch, into[0], v, step, f))
                 continue
             for c, model in enumerate(models):
                 client = slice(c, c + 1)
                 own = step.rows(client)
                 f = objective and objective.rows(client)
-                losses.append(self._train_part(model, batch.select(c), into[c], own, f))
+                alone = batch.select(c)
+                losses.append(self._train_part(model, alone, into[c], v[client], own, f))
         return torch.cat(losses)
 
     def _train_part(
-        self, model: Models, batch: Batch, into: Models, step: Step, objective: Objective | None
+        self,
+        model: Models,
+        batch: Batch,
+        into: Models,
+        v: Tensor,
+        step: Step,
+        objective: Objective | None,
     ) -> Tensor:
-        """Takes one step of `into` along the gradient of `model`; returns the losses [A]."""
+        """Takes one step of v along the gradient of `model`; returns the losses [A]."""
         if step.offset is not None:
-            model.w.copy_(step.gradient_point(into.w))
+            model.w.copy_(step.gradient_point(v))
         kept = model.forward(batch.inputs)
         with torch.enable_grad(), self.runner.precision():
             features, outputs = (x.detach().requires_grad_() for x in kept[0][-2:])
@@ -131,7 +144,7 @@ class ChainEngine(Engine):
         if d is None:  # the objective uses the features alone
             d = torch.zeros_like(outputs)
         model.backward(kept, d, into, step, also)
-        step.apply_after_gradient(into.w, model.w)
+        step.apply_after_gradient(v, model.w)
         return loss.detach()
 
     def _losses(self, objective: Objective, result: Outputs, batch: Batch) -> Tensor:
@@ -193,16 +206,17 @@ class CompiledChainEngine(ChainEngine):
         models: list[Models],
         block: StepBlock,
         into: list[Models],
+        v: Tensor,
         step: Step,
         objective: Objective | None = None,
     ) -> Tensor:
         if objective is not None:
-            return super().train(models, block, into, step, objective)
+            return super().train(models, block, into, v, step, objective)
         x = block.inputs
         y = block.targets
         if len(models) == 1:
             weights = block.sample_weights()
-            return models[0].train(x, y, block.picks, weights, into[0], step).flatten()
+            return models[0].train(x, y, block.picks, weights, into[0], v, step).flatten()
         # With convolutions, a call takes all consecutive steps of equal size of one client.
         means = torch.empty(block.counts.shape, dtype=block.dtype)
         for c, model in enumerate(models):
@@ -212,5 +226,5 @@ class CompiledChainEngine(ChainEngine):
             for first, last in itertools.pairwise([0, *changes.tolist(), len(block.counts)]):
                 steps = slice(first, last)
                 picks = block.picks[steps, client, : block.counts[first, c]]
-                means[steps, client] = model.train(x, y, picks, None, into[c], own)
+                means[steps, client] = model.train(x, y, picks, None, into[c], v[client], own)
         return means.flatten()

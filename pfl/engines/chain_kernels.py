@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfl.engines.local_step import Step
+from pfl.engines.local_step import Step, follow
 from pfl.engines.pooled_convolution import pooled_convolution, pooled_convolution_backward
 from pfl.torchscript import scripted
 
@@ -260,8 +260,8 @@ def train(
 ) -> Tensor:
     """Takes K steps; see `pfl.engines.chain.Models.train`.
 
-    `parameters` are views of w, and `into` of v; both are the same if the step has no offset. What
-    does not move is empty in `into` (`backward`).
+    `parameters` are views of w, and `into` of v; both are the same if the step has no offset. With
+    a rule, `into` are views of its gradient. What does not move is empty in `into` (`backward`).
     """
     chosen: list[Tensor] = []
     dtype = parameters[layers.first][0].dtype
@@ -270,6 +270,12 @@ def train(
     shift = step.shift
     part = step.part
     mask = step.mask
+    rule = step.rule
+    beta = step.shrink
+    rate = -step.lr
+    if rule is not None:  # as TAKE_GRADIENT
+        beta = 0.0
+        rate = 1.0
     still = v
     if part is not None:
         still = v.clone()
@@ -279,9 +285,8 @@ def train(
     # Done once for all batches: with small models every call costs time.
     y = targets[picks].unsqueeze(-2)
     minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
-    rate = -step.lr
     if weights is None:
-        rate = -step.lr / picks.size(-1)
+        rate = rate / picks.size(-1)
     factors = None if weights is None else weights.unsqueeze(-2)
     shape = picks.size()[1:] + inputs.size()[1:]
     picks = picks.flatten(1)
@@ -308,7 +313,9 @@ def train(
         chosen.append(log)
         if factors is not None:
             d.mul_(factors[k])
-        backward(values, kept, d.mT, layers, parameters, into, step.shrink, rate, None)
+        backward(values, kept, d.mT, layers, parameters, into, beta, rate, None)
+        if rule is not None:
+            follow(rule, v, step.lr, step.shrink)
         if step.decay > 0.0:
             v.sub_(w, alpha=step.lr * step.decay)
         if shift is not None:
@@ -317,9 +324,8 @@ def train(
             v.copy_(torch.nn.functional.softshrink(v, step.threshold))
         if mask is not None:
             v.mul_(mask)
-        if part is not None and (
-            step.decay > 0.0 or shift is not None or step.threshold > 0.0 or mask is not None
-        ):
+        others = shift is not None or mask is not None or rule is not None
+        if part is not None and (others or step.decay > 0.0 or step.threshold > 0.0):
             v.copy_(torch.where(part, v, still))
     losses = torch.stack(chosen).neg_().squeeze(-2)
     if weights is None:

@@ -42,6 +42,8 @@ class SequentialEngine(Engine):
     def take_step(
         self, v: Tensor, batch: Batch, step: Step, buffers: Buffers, objective: Objective | None
     ) -> Tensor:
+        if step.rule is not None:
+            return super().take_step(v, batch, step, buffers, objective)
         # Parameter by parameter: no gradient vector is written.
         u = step.gradient_point(v)
 

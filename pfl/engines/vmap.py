@@ -71,7 +71,7 @@ class VmapEngine(Engine):
     def take_step(
         self, v: Tensor, batch: Batch, step: Step, buffers: Buffers, objective: Objective | None
     ) -> Tensor:
-        if step.moving is None or objective is not None:
+        if step.moving is None or objective is not None or step.rule is not None:
             return super().take_step(v, batch, step, buffers, objective)
         # Only the gradient of the parameters that move is computed.
         runner = self.runner

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss
+from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss, some_rows
 from pfl.engines.chain import Chain, Models
 from pfl.engines.chain_kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
@@ -24,7 +24,8 @@ from pfl.torchscript import is_scripted
 class ChainEngine(Engine):
     """Runs a chain's layers forward and backward itself; autograd differentiates only the loss.
 
-    Chains of linear layers run all clients at once, chains with convolutions one after another.
+    Chains of linear layers run all clients at once, chains with convolutions or BatchNorm one after
+    another.
     """
 
     name = "chain"
@@ -34,13 +35,14 @@ class ChainEngine(Engine):
         super().__init__(runner)
         self.chain = chain
         self.batched = chain.batched
-        self.serves_objectives = chain.steps[-1] is runner.network.get_submodule(runner.head)
+        ends_in_head = chain.steps[-1] is runner.network.get_submodule(runner.head)
+        self.serves_objectives = ends_in_head and not chain.statistics
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         g = torch.empty_like(w)
-        models = self.chain.models(w)
+        models = self.chain.models(w, buffers=self._statistics(w, buffers))
         into = self.chain.models(g)
         block = StepBlock.of(batch, w.dtype)
         return self.train(models, block, into, g, TAKE_GRADIENT, objective), g
@@ -67,12 +69,13 @@ class ChainEngine(Engine):
             if clients != active:
                 active = clients
                 place, _ = own.toward(rows)
-                into = self.chain.models(place, step.moving)
+                statistics = self._statistics(rows, buffers)
+                into = self.chain.models(place, step.moving, statistics)
                 models = into
                 if own.offset is not None:
-                    models = self.chain.models(torch.empty_like(rows))
+                    models = self.chain.models(torch.empty_like(rows), None, statistics)
                 elif own.moving is not None or own.rule is not None:
-                    models = self.chain.models(rows)
+                    models = self.chain.models(rows, None, statistics)
             losses.append(self.train(models, block, into, rows, own, objective))
         return torch.cat(losses), counts
 
@@ -85,7 +88,24 @@ class ChainEngine(Engine):
         return outputs
 
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
-        return Models(self.chain, w[None]).forward(inputs[None], keep=False)[0][0]
+        rows = buffers
+        if rows is not None:
+            rows = rows[None]
+        statistics = self._statistics(w[None], rows)
+        models = Models(self.chain, w[None], None, statistics)
+        return models.forward(inputs[None], keep=False)[0][0]
+
+    def _statistics(self, w: Tensor, buffers: Buffers) -> Buffers:
+        """Returns the running statistics of models w [A, P]; None for a chain that has none.
+
+        Where none are given, copies of the network's own.
+        """
+        if not self.chain.statistics:
+            return None
+        if buffers is not None:
+            return buffers[: len(w)]
+        runner = self.runner
+        return runner.buffers.read(runner.network, w).expand(len(w), -1).clone()
 
     def train(
         self,
@@ -102,22 +122,27 @@ class ChainEngine(Engine):
         """
         losses = []
         for batch in block:
+            seeds = None
+            if self.chain.has_dropout:
+                seeds = batch.seeds()
             if len(models) < batch.clients:  # one object holds all clients' models
                 f = objective and objective.rows(slice(batch.clients))
-                losses.append(self._train_part(models[0], batch, into[0], v, step, f))
+                losses.append(self._train_part(models[0], batch, seeds, into[0], v, step, f))
                 continue
             for c, model in enumerate(models):
                 client = slice(c, c + 1)
                 own = step.rows(client)
                 f = objective and objective.rows(client)
                 alone = batch.select(c)
-                losses.append(self._train_part(model, alone, into[c], v[client], own, f))
+                seed = some_rows(seeds, client)
+                losses.append(self._train_part(model, alone, seed, into[c], v[client], own, f))
         return torch.cat(losses)
 
     def _train_part(
         self,
         model: Models,
         batch: Batch,
+        seeds: Tensor | None,
         into: Models,
         v: Tensor,
         step: Step,
@@ -126,7 +151,7 @@ class ChainEngine(Engine):
         """Takes one step of v along the gradient of `model`; returns the losses [A]."""
         if step.offset is not None:
             model.w.copy_(step.gradient_point(v))
-        kept = model.forward(batch.inputs)
+        kept = model.forward(batch.inputs, training=True, seeds=seeds)
         with torch.enable_grad(), self.runner.precision():
             features, outputs = (x.detach().requires_grad_() for x in kept[0][-2:])
             if objective is None:
@@ -214,10 +239,13 @@ class CompiledChainEngine(ChainEngine):
             return super().train(models, block, into, v, step, objective)
         x = block.inputs
         y = block.targets
-        if len(models) == 1:
+        seeds = None
+        if self.chain.has_dropout:
+            seeds = block.seeds()
+        if len(models) == 1 and not self.chain.statistics:
             weights = block.sample_weights()
-            return models[0].train(x, y, block.picks, weights, into[0], v, step).flatten()
-        # With convolutions, a call takes all consecutive steps of equal size of one client.
+            return models[0].train(x, y, block.picks, weights, seeds, into[0], v, step).flatten()
+        # A call takes all consecutive steps of equal size of one client: BatchNorm sees no padding.
         means = torch.empty(block.counts.shape, dtype=block.dtype)
         for c, model in enumerate(models):
             changes = np.flatnonzero(np.diff(block.counts[:, c])) + 1
@@ -226,5 +254,8 @@ class CompiledChainEngine(ChainEngine):
             for first, last in itertools.pairwise([0, *changes.tolist(), len(block.counts)]):
                 steps = slice(first, last)
                 picks = block.picks[steps, client, : block.counts[first, c]]
-                means[steps, client] = model.train(x, y, picks, None, into[c], v[client], own)
+                seed = None
+                if seeds is not None:
+                    seed = seeds[steps, client]
+                means[steps, client] = model.train(x, y, picks, None, seed, into[c], v[client], own)
         return means.flatten()

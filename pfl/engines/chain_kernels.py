@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pfl.engines.dropout import dropout_factors
 from pfl.engines.local_step import Step, follow
 from pfl.engines.pooled_convolution import pooled_convolution, pooled_convolution_backward
 from pfl.torchscript import scripted
@@ -22,8 +23,10 @@ class Layers(NamedTuple):
 
     Attributes:
         kinds: Their names in `pfl.engines.chain.KINDS`.
-        settings: The sizes of their windows; the number of groups of a normalization.
+        settings: The sizes of their windows; the number of groups of a normalization; of dropout
+            how many of 65,536 values are kept, and how many layers draw before it.
         epsilons: What normalizations add to variances; 0 for other layers.
+        momenta: How fast BatchNorm's running statistics follow; -1 for means of all batches.
         first: The index of the first layer with parameters.
         flat: Whether samples are vectors.
         channels_last: Whether images are stored with their channels last.
@@ -32,6 +35,7 @@ class Layers(NamedTuple):
     kinds: list[str]
     settings: list[list[int]]
     epsilons: list[float]
+    momenta: list[float]
     first: int
     flat: bool
     channels_last: bool
@@ -113,7 +117,13 @@ def pool_pairs(x: Tensor) -> Tensor:
 
 
 def forward(
-    x: Tensor, layers: Layers, parameters: list[list[Tensor]], keep: bool
+    x: Tensor,
+    layers: Layers,
+    parameters: list[list[Tensor]],
+    statistics: list[list[Tensor]],
+    keep: bool,
+    training: bool,
+    seeds: Tensor | None,
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
     """Runs the layers; see `pfl.engines.chain.Models.forward`."""
     values = [x]
@@ -148,8 +158,32 @@ def forward(
                 x, scale, shift, b, c, pixels, s[0], layers.epsilons[n]
             )
             extra = [mean, inverse]
+        elif kind == "batch norm":
+            own = parameters[n]
+            scale, shift = (own[0], own[1]) if len(own) > 0 else (None, None)
+            running = statistics[n]
+            momentum = layers.momenta[n]
+            if training:
+                assert x.numel() > x.size(1), "BatchNorm: more than one value per channel"
+                running[2].round_().add_(1)  # a mean of clients' numbers may be no integer
+                if momentum < 0.0:
+                    momentum = 1.0 / float(running[2].item())
+            y, mean, inverse = torch.native_batch_norm(
+                x, scale, shift, running[0], running[1], training, momentum, layers.epsilons[n]
+            )
+            extra = [mean, inverse]
         elif kind == "flatten":
             y = x.flatten(1)
+        elif kind == "dropout":
+            y = x
+            if seeds is not None:
+                samples = x.size(0)
+                if x.dim() == 3:
+                    samples = x.size(1)
+                size = x.numel() // max(1, seeds.size(0) * samples)
+                factors = dropout_factors(seeds, s[1], s[0], samples, size, x.dtype).view(x.size())
+                y = x * factors
+                extra = [factors]
         elif kind == "relu":
             y = torch.relu(x)
         elif kind == "tanh":
@@ -170,6 +204,7 @@ def backward(
     d: Tensor,
     layers: Layers,
     parameters: list[list[Tensor]],
+    statistics: list[list[Tensor]],
     into: list[list[Tensor]],
     beta: float,
     alpha: float,
@@ -230,12 +265,34 @@ def backward(
             )
             move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
+        elif kind == "batch norm":
+            scale = parameters[n][0] if len(parameters[n]) > 0 else None
+            moving = [len(into[n]) > 0 and into[n][i].numel() > 0 for i in range(2)]
+            mean, inverse = kept[n + 1]
+            running = statistics[n]
+            before, g, of_bias = torch.ops.aten.native_batch_norm_backward(
+                d,
+                x,
+                scale,
+                running[0],
+                running[1],
+                mean,
+                inverse,
+                True,
+                layers.epsilons[n],
+                [on, moving[0], moving[1]],
+            )
+            move_parameters(into[n], [g, of_bias], beta, alpha)
+            d = before
         elif kind == "pooling":
             d = torch.ops.aten.max_pool2d_with_indices_backward(
                 d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1][0]
             )
         elif kind == "flatten":
             d = d.reshape(x.shape)
+        elif kind == "dropout":
+            if len(kept[n + 1]) > 0:
+                d = d * kept[n + 1][0]
         elif kind == "relu":
             d = torch.ops.aten.threshold_backward(d, y, 0)
         elif kind == "tanh":
@@ -251,8 +308,10 @@ def train(
     targets: Tensor,
     picks: Tensor,
     weights: Tensor | None,
+    seeds: Tensor | None,
     layers: Layers,
     parameters: list[list[Tensor]],
+    statistics: list[list[Tensor]],
     into: list[list[Tensor]],
     w: Tensor,
     v: Tensor,
@@ -308,12 +367,15 @@ def train(
         x = x.view(shape)
         if layers.channels_last:  # max pooling on CPUs is several times faster with it
             x = x.clone(memory_format=torch.channels_last)  # after `view`, which drops the layout
-        values, kept = forward(x, layers, parameters, True)
+        own_seeds = seeds
+        if seeds is not None:
+            own_seeds = seeds[k]
+        values, kept = forward(x, layers, parameters, statistics, True, True, own_seeds)
         log, d = cross_entropy(values[-1], y[k], minus_one)
         chosen.append(log)
         if factors is not None:
             d.mul_(factors[k])
-        backward(values, kept, d.mT, layers, parameters, into, beta, rate, None)
+        backward(values, kept, d.mT, layers, parameters, statistics, into, beta, rate, None)
         if rule is not None:
             follow(rule, v, step.lr, step.shrink)
         if step.decay > 0.0:

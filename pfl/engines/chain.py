@@ -6,6 +6,7 @@ In chains of linear layers and activations, a layer of many models is one batche
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,9 +51,10 @@ class Chain:
         steps: list[nn.Module],
         spans: dict[nn.Module, list[slice]],
         statistics: dict[nn.Module, slice],
+        sides: Sequence[int] = (),
     ) -> None:
         steps = _pool_first(steps)
-        pooled = _pools_narrow_convolutions(steps)
+        pooled = _pools_narrow_convolutions(steps, sides)
         if pooled:  # one kernel for a convolution and its pooling
             steps = [step for step in steps if type(step) is not nn.MaxPool2d]
         self.steps = steps
@@ -66,7 +68,7 @@ class Chain:
         self.statistics = statistics
         self.has_dropout = "dropout" in kinds
         if pooled:
-            kinds = [kind.replace("convolution", "pooled convolution") for kind in kinds]
+            kinds = _pooled_kinds(kinds)
         self.layers = Layers(
             kinds,
             settings=_all_settings(self.steps),
@@ -127,7 +129,7 @@ class Chain:
         flat = "linear" not in kinds or "flatten" in kinds[: kinds.index("linear")]
         if inputs.ndim != 4 or not flat:
             return None
-        return cls(steps, spans, statistics)
+        return cls(steps, spans, statistics, inputs.shape[2:])
 
     def models(
         self, w: Tensor, moving: list[bool] | None = None, buffers: Buffers = None
@@ -301,16 +303,25 @@ def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
     return steps
 
 
-def _pools_narrow_convolutions(steps: list[nn.Module]) -> bool:
+def _pools_narrow_convolutions(steps: list[nn.Module], sides: Sequence[int]) -> bool:
     """Whether all pooling is 2x2 and follows a convolution, and the first has few channels.
 
-    With more than eight, the kernels of PyTorch fill the vector units and are faster.
+    With more than eight, the kernels of PyTorch fill the vector units and are faster. BatchNorm may
+    be in between, where the squares cover all outputs of the convolution for images of these sides.
     """
     places = [n for n, step in enumerate(steps) if type(step) is nn.Conv2d]
     pools = [n for n, step in enumerate(steps) if type(step) is nn.MaxPool2d]
-    if not places or pools != [n + 1 for n in places]:
+    norms = [type(step) is nn.BatchNorm2d for step in [*steps[1:], None]]
+    if not places or pools != [n + 1 + norms[n] for n in places]:
         return False
     convolutions: list[Any] = [steps[n] for n in places]
+    for n, step in zip(places, convolutions, strict=True):
+        pads = _settings(step)[2:4]
+        kernel = step.kernel_size
+        sides = [side + 2 * p - k + 1 for side, p, k in zip(sides, pads, kernel, strict=True)]
+        if norms[n] and any(side % 2 for side in sides):
+            return False
+        sides = [side // 2 for side in sides]
     return (
         convolutions[0].out_channels <= 8
         and all(pools_pairs(_settings(steps[n])) for n in pools)
@@ -331,6 +342,20 @@ def _has_kernel(step: nn.Module) -> bool:
     if type(step) is nn.Flatten:
         return (step.start_dim, step.end_dim) == (1, -1)
     return type(step) in KINDS
+
+
+def _pooled_kinds(kinds: list[str]) -> list[str]:
+    """Returns the kinds of layers where convolutions have 2x2 pooling as a part of them."""
+    kinds = [*kinds]
+    for n, kind in enumerate(kinds):
+        if kind != "convolution":
+            continue
+        if kinds[n + 1 : n + 2] == ["batch norm"]:
+            kinds[n] = "convolution of squares"
+            kinds[n + 1] = "batch norm of squares"
+        else:
+            kinds[n] = "pooled convolution"
+    return kinds
 
 
 def _norms_fit(steps: list[nn.Module], inputs: Tensor) -> bool:

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from pfl.engines.dropout import dropout_factors
 from pfl.engines.local_step import Step, follow
-from pfl.engines.pooled_convolution import pooled_convolution, pooled_convolution_backward
+from pfl.engines.pooled_convolution import (
+    greatest,
+    greatest_backward,
+    height_of_squares,
+    pooled_convolution,
+    pooled_convolution_backward,
+    squares,
+    squares_backward,
+)
 from pfl.torchscript import scripted
 
 
@@ -84,6 +92,14 @@ def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: f
         into.baddbmm_(left, right, beta=beta, alpha=alpha)
 
 
+def mean_size(x: Tensor) -> int:
+    """Returns how many values BatchNorm takes a mean of, for x [B, K, ...] or by squares."""
+    channels = x.size(1)
+    if x.dim() == 6:
+        channels = x.size(2)
+    return x.numel() // max(1, channels)
+
+
 def map_sizes(x: Tensor) -> tuple[int, int, int]:
     """Returns the numbers of samples, channels, and values in a channel, of x [B, K, ...]."""
     return x.size(0), x.size(1), x.numel() // max(1, x.size(0) * x.size(1))
@@ -134,6 +150,8 @@ def forward(
         extra: list[Tensor] = []
         if kind == "linear":
             y = linear_layer(x, parameters[n])
+        elif kind == "relu":
+            y = torch.relu(x)
         elif kind == "convolution" or kind == "pooled convolution":
             w = parameters[n][0]
             bias = parameters[n][1] if len(parameters[n]) > 1 else None
@@ -143,6 +161,18 @@ def forward(
                 y = torch.conv2d(x, w, bias, s[:2], s[2:4], s[4:6], s[6])
                 if kind == "pooled convolution":  # faster with the large batches of evaluations
                     y = pool_pairs(y)
+        elif kind == "convolution of squares":
+            w = parameters[n][0]
+            bias = parameters[n][1] if len(parameters[n]) > 1 else None
+            if training:
+                four, read, matrix = squares(x, w, s[2:4])
+                if bias is not None:
+                    four.add_(bias.unsqueeze(1))
+                rows = height_of_squares(x, w, s[2:4])
+                y = four.view(2, 2, w.size(0), rows, -1, x.size(0))
+                extra = [read, matrix]
+            else:
+                y = torch.conv2d(x, w, bias, s[:2], s[2:4], s[4:6], s[6])
         elif kind == "pooling" and not keep and pools_pairs(s):
             y = pool_pairs(x)
         elif kind == "pooling":
@@ -158,20 +188,36 @@ def forward(
                 x, scale, shift, b, c, pixels, s[0], layers.epsilons[n]
             )
             extra = [mean, inverse]
-        elif kind == "batch norm":
+        elif kind == "batch norm" or kind == "batch norm of squares":
             own = parameters[n]
             scale, shift = (own[0], own[1]) if len(own) > 0 else (None, None)
             running = statistics[n]
             momentum = layers.momenta[n]
             if training:
-                assert x.numel() > x.size(1), "BatchNorm: more than one value per channel"
+                assert mean_size(x) > 1, "BatchNorm: more than one value per channel"
                 running[2].round_().add_(1)  # a mean of clients' numbers may be no integer
                 if momentum < 0.0:
                     momentum = 1.0 / float(running[2].item())
+            normalized = x
+            if x.dim() == 6:
+                normalized = x.flatten(0, 1).flatten(2)
             y, mean, inverse = torch.native_batch_norm(
-                x, scale, shift, running[0], running[1], training, momentum, layers.epsilons[n]
+                normalized,
+                scale,
+                shift,
+                running[0],
+                running[1],
+                training,
+                momentum,
+                layers.epsilons[n],
             )
             extra = [mean, inverse]
+            if x.dim() == 6:
+                z, differences = greatest(y)
+                y = z.view(x.size(2), x.size(3), x.size(4), x.size(5)).permute(3, 0, 1, 2)
+                extra = [mean, inverse, differences[0], differences[1], differences[2]]
+            elif kind == "batch norm of squares":
+                y = pool_pairs(y)
         elif kind == "flatten":
             y = x.flatten(1)
         elif kind == "dropout":
@@ -184,8 +230,6 @@ def forward(
                 factors = dropout_factors(seeds, s[1], s[0], samples, size, x.dtype).view(x.size())
                 y = x * factors
                 extra = [factors]
-        elif kind == "relu":
-            y = torch.relu(x)
         elif kind == "tanh":
             y = torch.tanh(x)
         else:
@@ -235,6 +279,8 @@ def backward(
                     ones = ones.expand(d.size(0), 1, d.size(1))
                 add_product(bias, ones, d, beta, alpha)
             d = before
+        elif kind == "relu":
+            d = torch.ops.aten.threshold_backward(d, y, 0)
         elif kind == "convolution" or kind == "pooled convolution":
             w = parameters[n][0]
             sizes = [d.size(1)] if len(into[n]) > 1 else None
@@ -248,6 +294,16 @@ def backward(
                 before, g, of_bias = torch.ops.aten.convolution_backward(
                     d, x, w, sizes, s[:2], s[2:4], s[4:6], False, [0, 0], s[6], wanted
                 )
+            move_parameters(into[n], [g, of_bias], beta, alpha)
+            d = before
+        elif kind == "convolution of squares":
+            w = parameters[n][0]
+            four = d.flatten(0, 1).flatten(2)
+            of_bias = four
+            if len(into[n]) > 1 and into[n][1].numel() > 0:
+                of_bias = four.sum([0, 2])
+            wanted = [on, into[n][0].numel() > 0]
+            before, g = squares_backward(four, x, w, kept[n + 1][0], kept[n + 1][1], s[2:4], wanted)
             move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
         elif kind == "group norm":
@@ -265,14 +321,20 @@ def backward(
             )
             move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
-        elif kind == "batch norm":
+        elif kind == "batch norm" or kind == "batch norm of squares":
             scale = parameters[n][0] if len(parameters[n]) > 0 else None
             moving = [len(into[n]) > 0 and into[n][i].numel() > 0 for i in range(2)]
-            mean, inverse = kept[n + 1]
+            mean = kept[n + 1][0]
+            inverse = kept[n + 1][1]
             running = statistics[n]
+            normalized = x
+            if x.dim() == 6:
+                normalized = x.flatten(0, 1).flatten(2)
+                d = d.permute(1, 2, 3, 0).reshape(x.size(2), -1)
+                d = greatest_backward(d, kept[n + 1][2:])
             before, g, of_bias = torch.ops.aten.native_batch_norm_backward(
                 d,
-                x,
+                normalized,
                 scale,
                 running[0],
                 running[1],
@@ -284,6 +346,8 @@ def backward(
             )
             move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
+            if on:  # else there is none
+                d = before.view(x.size())
         elif kind == "pooling":
             d = torch.ops.aten.max_pool2d_with_indices_backward(
                 d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1][0]
@@ -293,8 +357,6 @@ def backward(
         elif kind == "dropout":
             if len(kept[n + 1]) > 0:
                 d = d * kept[n + 1][0]
-        elif kind == "relu":
-            d = torch.ops.aten.threshold_backward(d, y, 0)
         elif kind == "tanh":
             d = torch.ops.aten.tanh_backward(d, y)
         else:

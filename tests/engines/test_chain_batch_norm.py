@@ -75,11 +75,41 @@ def drawn(number):
     return nn.Sequential(*layers)
 
 
+def pooled(padding=1, kernel=3, bias=True, affine=True):
+    """Narrow convolutions with 2x2 pooling, one with BatchNorm between and one without."""
+    return nn.Sequential(
+        nn.Conv2d(2, 3, kernel, padding=padding, bias=bias),
+        nn.BatchNorm2d(3, affine=affine, momentum=0.3),
+        *(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.Tanh()),
+        *(nn.Flatten(), nn.LazyLinear(3)),
+    )
+
+
+GIVEN = {
+    "squares": pooled,
+    "without parameters": lambda: pooled(0, 5, bias=False, affine=False),
+    "odd sides": lambda: pooled(0, 2),
+    "sides without a pair": lambda: pooled(1, (3, 2)),
+}
+SQUARES = {"squares": True, "without parameters": True, "odd sides": False}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+def test_squares_are_pooled_where_they_cover_all_outputs(name):
+    network, space, batch, _ = problem(name)
+    _, oracle = oracles(network, space, batch)
+    kinds = oracle.engine.chain.layers.kinds
+    assert ("batch norm of squares" in kinds) == SQUARES[name]
+    assert ("pooling" in kinds) != SQUARES[name]
+
+
 def problem(number):
     """Models of five clients, the last without samples, with statistics of their own."""
-    torch.manual_seed(number)
-    network = drawn(number).double()
-    space, rng = ParameterSpace(network), torch.Generator().manual_seed(number)
+    seed = number if isinstance(number, int) else 0
+    torch.manual_seed(seed)
+    network = (GIVEN[number]() if number in GIVEN else drawn(number)).double()
+    network.eval()(torch.zeros(1, 2, 8, 8).double())  # a lazy layer has its width now
+    space, rng = ParameterSpace(network), torch.Generator().manual_seed(seed)
     counts = [5, 5, 3, 2]
     inputs = torch.randn(4, 5, 2, 8, 8, generator=rng, dtype=torch.float64)
     targets = torch.randint(3, (4, 5), generator=rng)
@@ -109,7 +139,7 @@ def buffers_of(oracle):
 
 
 @pytest.mark.parametrize("loss", [default_loss, SOFT], ids=["cross entropy", "another"])
-@pytest.mark.parametrize("number", range(18))
+@pytest.mark.parametrize("number", [*range(18), *GIVEN])
 def test_random_chains_agree_with_the_plain_loop(number, loss):
     network, space, batch, w = problem(number)
     found = []
@@ -134,7 +164,7 @@ def test_random_chains_agree_with_the_plain_loop(number, loss):
     assert torch.equal(found[1][5][4], start[4]) and not torch.equal(found[1][5][3], start[3])
 
 
-@pytest.mark.parametrize("number", [0, 1, 4])
+@pytest.mark.parametrize("number", [0, 1, 4, "squares", "without parameters"])
 def test_parts_offsets_and_optimizers_agree_too(number):
     network, space, batch, w = problem(number)
     found = []

@@ -95,7 +95,9 @@ class Engine(ABC):
         """Takes one plain step of v [A, P] in place; returns the losses [A]."""
         u = step.gradient_point(v)
         loss, g = self.gradient(u, batch, buffers, objective)
-        if step.part is None:
+        if step.rule is not None:
+            step = step._replace(rule=step.rule._replace(gradient=g))
+        elif step.part is None:
             v.mul_(step.shrink).sub_(g, alpha=step.lr)
         else:
             moved = v.mul(step.shrink).sub_(g, alpha=step.lr)

@@ -70,6 +70,11 @@ class Batch:
         """Whether no row is padded."""
         return self.weights is None and min(self.counts) == self.inputs.shape[1]
 
+    def seeds(self) -> Tensor:
+        """Returns the seed of what the network draws for each row, int64 [A]."""
+        rows = [self.origin.seed(row) for row in range(self.clients)]
+        return torch.tensor(rows).to(self.inputs.device, non_blocking=True)
+
     def select(self, row: int) -> Batch:
         """Returns the batch of one client, without padding (and without its origin)."""
         n = self.counts[row]
@@ -149,6 +154,12 @@ class StepBlock:
                 batch.weights = self.weights[k, :, : max(counts)]
             batch.sizes = self.sizes[k]  # a copy to a GPU in each step would wait for it
             yield batch
+
+    def seeds(self) -> Tensor:
+        """Returns the seed of what the network draws for each row of each batch, int64 [K, A]."""
+        origins = [self.origin(k) for k in range(len(self.counts))]
+        rows = [[origin.seed(row) for row in range(self.clients)] for origin in origins]
+        return torch.tensor(rows).to(self.picks.device, non_blocking=True)
 
     def sample_weights(self) -> Tensor | None:
         """Returns [K, A, B]: 1 / count for real samples, 0 for padding; None without padding."""

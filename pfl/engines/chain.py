@@ -6,26 +6,33 @@ In chains of linear layers and activations, a layer of many models is one batche
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pfl._private import has_hooks
+from pfl.engines.batch import Buffers, some_rows
 from pfl.engines.chain_kernels import Layers, backward, forward, pools_pairs, train
+from pfl.engines.dropout import KeyedDropout, kept_of
 from pfl.engines.local_step import Step
 from pfl.models.classifier import Classifier
-from pfl.parameters import ParameterSpace
+from pfl.parameters import BufferSpace, ParameterSpace
 
 KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Conv2d: "convolution",
     nn.MaxPool2d: "pooling",
     nn.GroupNorm: "group norm",
+    nn.BatchNorm1d: "batch norm",
+    nn.BatchNorm2d: "batch norm",
     nn.Flatten: "flatten",
     nn.ReLU: "relu",
     nn.Tanh: "tanh",
     nn.Sigmoid: "sigmoid",
+    nn.Dropout: "dropout",
+    KeyedDropout: "dropout",
 }
 Kept = tuple[list[Tensor], list[list[Tensor]]]  # what a forward pass keeps for the backward pass
 
@@ -34,12 +41,20 @@ class Chain:
     """A network that is a chain of layers, `steps`; `spans` are their parameters' in the vector.
 
     Attributes:
-        batched: Whether many models run at once: true for chains without convolutions.
+        batched: Whether many models run at once: true for chains of linear layers and activations.
+        statistics: The place of each layer's running statistics among the model's buffers.
+        has_dropout: Whether training draws.
     """
 
-    def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
+    def __init__(
+        self,
+        steps: list[nn.Module],
+        spans: dict[nn.Module, list[slice]],
+        statistics: dict[nn.Module, slice],
+        sides: Sequence[int] = (),
+    ) -> None:
         steps = _pool_first(steps)
-        pooled = _pools_narrow_convolutions(steps)
+        pooled = _pools_narrow_convolutions(steps, sides)
         if pooled:  # one kernel for a convolution and its pooling
             steps = [step for step in steps if type(step) is not nn.MaxPool2d]
         self.steps = steps
@@ -48,22 +63,36 @@ class Chain:
         self.order = {start: n for n, start in enumerate(starts)}  # their order in the space
         self.shapes = [[_shape(step, p) for p in step.parameters()] for step in self.steps]
         kinds = [KINDS[type(step)] for step in self.steps]
-        self.batched = "convolution" not in kinds
+        flat = "convolution" not in kinds
+        self.batched = flat and "batch norm" not in kinds
+        self.statistics = statistics
+        self.has_dropout = "dropout" in kinds
         if pooled:
-            kinds = [kind.replace("convolution", "pooled convolution") for kind in kinds]
+            kinds = _pooled_kinds(kinds)
         self.layers = Layers(
             kinds,
-            settings=[_settings(step) for step in self.steps],
+            settings=_all_settings(self.steps),
             epsilons=[float(getattr(step, "eps", 0)) for step in self.steps],
             first=next(n for n, step in enumerate(self.steps) if spans[step]),
-            flat=self.batched,
-            channels_last=pooled or (not self.batched and "pooling" in kinds),
+            momenta=[_momentum(step) for step in self.steps],
+            flat=flat,
+            channels_last=pooled or "pooling" in kinds,
         )
 
     @classmethod
-    def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
-        """Returns the chain that a network is, for inputs [n, ...]; None for any other network."""
-        steps = [step for step in _steps(network) if not isinstance(step, nn.Identity)]
+    def of(
+        cls,
+        network: nn.Module,
+        space: ParameterSpace,
+        inputs: Tensor,
+        buffers: BufferSpace | None = None,
+    ) -> Chain | None:
+        """Returns the chain that a network is, for inputs [n, ...]; None for any other network.
+
+        The buffers are those that training changes; without them a chain with running statistics
+        cannot be run.
+        """
+        steps = [step for step in _steps(network) if not _is_identity(step)]
         changed = any("forward" in vars(m) or has_hooks(m) for m in network.modules())
         if changed or not all(_has_kernel(step) for step in steps):
             return None
@@ -78,28 +107,41 @@ class Chain:
         if sum(len(spans[step]) for step in steps) != len(space.layers):  # a parameter is shared
             return None
         kinds = [KINDS[type(step)] for step in steps]
+        if not _norms_fit(steps, inputs):
+            return None
+        statistics = {}
+        if buffers is not None:
+            statistics = _statistics(network, buffers)
+            size = sum(span.stop - span.start for span in statistics.values())
+            if size < buffers.size:  # others move, too
+                return None
         if "convolution" not in kinds:  # samples are vectors in all layers
             images = inputs.ndim > 2 and "flatten" not in kinds
             if images or {"pooling", "group norm"} & set(kinds):
                 return None
-            chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
+            layers_of_vectors = [step for step in steps if not isinstance(step, nn.Flatten)]
+            chain = cls(layers_of_vectors, spans, statistics)
             first: Any = chain.steps[chain.layers.first]
-            if first.in_features != inputs[0].numel():
+            width = first.num_features if isinstance(first, nn.BatchNorm1d) else first.in_features
+            if width != inputs[0].numel():
                 return None
             return chain
         flat = "linear" not in kinds or "flatten" in kinds[: kinds.index("linear")]
         if inputs.ndim != 4 or not flat:
             return None
-        return cls(steps, spans)
+        return cls(steps, spans, statistics, inputs.shape[2:])
 
-    def models(self, w: Tensor, moving: list[bool] | None = None) -> list[Models]:
-        """Returns the models w [C, P]: in one object, or one object each with convolutions.
+    def models(
+        self, w: Tensor, moving: list[bool] | None = None, buffers: Buffers = None
+    ) -> list[Models]:
+        """Returns the models w [C, P]: in one object, or one object each if they are not batched.
 
-        Only the `moving` parameters can be changed; None for all.
+        Only the `moving` parameters can be changed; None for all. Running them changes `buffers`.
         """
         if self.batched:
             return [Models(self, w, moving)]
-        return [Models(self, row, moving) for row in w.split(1)]
+        rows = [slice(c, c + 1) for c in range(len(w))]
+        return [Models(self, w[row], moving, some_rows(buffers, row)) for row in rows]
 
 
 class Models:
@@ -113,9 +155,16 @@ class Models:
         w: The models' values, [C, P].
         moving: For each parameter whether it moves where these models are the ones to move; None:
             all do. The others are empty tensors here.
+        buffers: The running statistics of a single model, [1, S], changed in training.
     """
 
-    def __init__(self, chain: Chain, w: Tensor, moving: list[bool] | None = None) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        w: Tensor,
+        moving: list[bool] | None = None,
+        buffers: Buffers = None,
+    ) -> None:
         self.chain = chain
         self.w = w
         self.is_single = len(w) == 1
@@ -130,13 +179,25 @@ class Models:
                 on = [moving[chain.order[span.start]] for span in chain.spans[step]]
                 views = [v if moves else v.new_empty(0) for v, moves in zip(views, on, strict=True)]
             self.parameters.append(views)
+        self.statistics: list[list[Tensor]] = [[] for _ in chain.steps]
+        if buffers is not None and chain.statistics:
+            self.statistics = [_parts(step, chain.statistics, buffers[0]) for step in chain.steps]
         self.layers = chain.layers
         if moving is not None:  # the backward pass ends at the first layer that moves
             moves = [n for n, own in enumerate(self.parameters) if any(p.numel() for p in own)]
             self.layers = chain.layers._replace(first=moves[0])
 
-    def forward(self, inputs: Tensor, *, keep: bool = True) -> Kept:
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        keep: bool = True,
+        training: bool = False,
+        seeds: Tensor | None = None,
+    ) -> Kept:
         """Runs the layers on inputs [C, B, ...].
+
+        In training, dropout draws from `seeds`, int64 [C], and BatchNorm uses the batch's means.
 
         Returns:
             The input of every layer followed by the output of the last, [C, B, K], or that output
@@ -148,11 +209,12 @@ class Models:
         if self.is_single:
             x = inputs[0]
             axes = 1
-        if chain.batched:
+        if chain.layers.flat:
             x = x.flatten(axes)
         if chain.layers.channels_last:
             x = x.to(memory_format=torch.channels_last)
-        return forward(x, chain.layers, self.parameters, keep)
+        own = self.parameters
+        return forward(x, chain.layers, own, self.statistics, keep, training, seeds)
 
     def backward(
         self, kept: Kept, d: Tensor, into: Models, step: Step, also: Tensor | None = None
@@ -160,14 +222,26 @@ class Models:
         """Takes the part of a step before `Step.apply_after_gradient`, along these gradients.
 
         `forward` returned `kept`; d is the derivative of the loss by the output, and `also` its
-        further derivative by the input of the last layer. The models `into` move, in the same
-        memory if the step has no offset.
+        further derivative by the input of the last layer. `into` are the models that move, in the
+        same memory if the step has no offset, or the gradient of a rule (`Step.toward`).
         """
         values, extra = kept
-        beta = step.shrink
-        alpha = -step.lr
+        _, toward = step.toward(into.w)
+        beta = toward.shrink
+        alpha = -toward.lr
         own = self.parameters
-        backward(values, extra, d, into.layers, own, into.parameters, beta, alpha, also)
+        backward(
+            values,
+            extra,
+            d,
+            into.layers,
+            own,
+            self.statistics,
+            into.parameters,
+            beta,
+            alpha,
+            also,
+        )
 
     def train(
         self,
@@ -175,13 +249,17 @@ class Models:
         targets: Tensor,
         picks: Tensor,
         weights: Tensor | None,
+        seeds: Tensor | None,
         into: Models,
+        v: Tensor,
         step: Step,
     ) -> Tensor:
-        """Takes K steps of the models `into`, along the gradients of cross entropies.
+        """Takes K steps of v [C, P], along the gradients of cross entropies.
 
-        Samples, classes and `picks` come from a `StepBlock`; `weights` [K, C, B] are the samples'
-        own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
+        `into` are the models v, or the gradient of a rule (`Step.toward`). Samples, classes and
+        `picks` come from a `StepBlock`; `weights` [K, C, B] are the samples' own, None for 1 / B;
+        `seeds` [K, C] are those of dropout.
+        Returns the batches' weighted mean losses, [K, C].
         """
         if self.is_single:
             picks = picks[:, 0]
@@ -192,11 +270,13 @@ class Models:
             targets,
             picks,
             weights,
+            seeds,
             into.layers,
             self.parameters,
+            self.statistics,
             into.parameters,
             self.w,
-            into.w,
+            v,
             step,
         )
         return losses.view(len(losses), -1)
@@ -223,16 +303,25 @@ def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
     return steps
 
 
-def _pools_narrow_convolutions(steps: list[nn.Module]) -> bool:
+def _pools_narrow_convolutions(steps: list[nn.Module], sides: Sequence[int]) -> bool:
     """Whether all pooling is 2x2 and follows a convolution, and the first has few channels.
 
-    With more than eight, the kernels of PyTorch fill the vector units and are faster.
+    With more than eight, the kernels of PyTorch fill the vector units and are faster. BatchNorm may
+    be in between, where the squares cover all outputs of the convolution for images of these sides.
     """
     places = [n for n, step in enumerate(steps) if type(step) is nn.Conv2d]
     pools = [n for n, step in enumerate(steps) if type(step) is nn.MaxPool2d]
-    if not places or pools != [n + 1 for n in places]:
+    norms = [type(step) is nn.BatchNorm2d for step in [*steps[1:], None]]
+    if not places or pools != [n + 1 + norms[n] for n in places]:
         return False
     convolutions: list[Any] = [steps[n] for n in places]
+    for n, step in zip(places, convolutions, strict=True):
+        pads = _settings(step)[2:4]
+        kernel = step.kernel_size
+        sides = [side + 2 * p - k + 1 for side, p, k in zip(sides, pads, kernel, strict=True)]
+        if norms[n] and any(side % 2 for side in sides):
+            return False
+        sides = [side // 2 for side in sides]
     return (
         convolutions[0].out_channels <= 8
         and all(pools_pairs(_settings(steps[n])) for n in pools)
@@ -248,9 +337,67 @@ def _has_kernel(step: nn.Module) -> bool:
         return step.padding_mode == "zeros" and not isinstance(step.padding, str)
     if type(step) is nn.MaxPool2d:
         return not step.return_indices
+    if type(step) in (nn.BatchNorm1d, nn.BatchNorm2d):
+        return bool(step.track_running_stats) and step.running_mean is not None
     if type(step) is nn.Flatten:
         return (step.start_dim, step.end_dim) == (1, -1)
     return type(step) in KINDS
+
+
+def _pooled_kinds(kinds: list[str]) -> list[str]:
+    """Returns the kinds of layers where convolutions have 2x2 pooling as a part of them."""
+    kinds = [*kinds]
+    for n, kind in enumerate(kinds):
+        if kind != "convolution":
+            continue
+        if kinds[n + 1 : n + 2] == ["batch norm"]:
+            kinds[n] = "convolution of squares"
+            kinds[n + 1] = "batch norm of squares"
+        else:
+            kinds[n] = "pooled convolution"
+    return kinds
+
+
+def _norms_fit(steps: list[nn.Module], inputs: Tensor) -> bool:
+    """Whether BatchNorm1d gets vectors and BatchNorm2d maps."""
+    flat = inputs.ndim == 2
+    for step in steps:
+        flat = flat or isinstance(step, nn.Flatten)
+        if isinstance(step, nn.BatchNorm1d) and not flat:
+            return False
+        if isinstance(step, nn.BatchNorm2d) and flat:
+            return False
+    return True
+
+
+def _statistics(network: nn.Module, buffers: BufferSpace) -> dict[nn.Module, slice]:
+    """Returns the places of BatchNorm's running statistics among the buffers."""
+    places: dict[nn.Module, slice] = {}
+    start = 0
+    for name in buffers.names:
+        module = network.get_submodule(name.rpartition(".")[0])
+        size = network.get_buffer(name).numel()
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            begin = places.get(module, slice(start, start)).start
+            places[module] = slice(begin, start + size)
+        start += size
+    return places
+
+
+def _parts(step: nn.Module, places: dict[nn.Module, slice], row: Tensor) -> list[Tensor]:
+    """Returns a layer's running mean, running variance, and number of batches, views of a row."""
+    if not isinstance(step, nn.BatchNorm1d | nn.BatchNorm2d):
+        return []
+    n = step.num_features
+    return list(row[places[step]].split([n, n, 1]))
+
+
+def _momentum(step: nn.Module) -> float:
+    """Returns how fast running statistics follow; -1 for means of all batches."""
+    momentum = getattr(step, "momentum", 0.0)
+    if momentum is None:
+        return -1.0
+    return float(momentum)
 
 
 def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
@@ -259,6 +406,26 @@ def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
     if row:
         return (1, *parameter.shape)
     return tuple(parameter.shape)
+
+
+def _is_identity(step: nn.Module) -> bool:
+    """Whether a layer never changes anything."""
+    if isinstance(step, nn.Dropout):
+        return kept_of(step) == 65536
+    return isinstance(step, nn.Identity)
+
+
+def _all_settings(steps: list[nn.Module]) -> list[list[int]]:
+    """Returns the sizes of all layers' windows; for dropout its rate and its number."""
+    settings = []
+    number = 0
+    for step in steps:
+        if isinstance(step, nn.Dropout):
+            settings.append([kept_of(step), number])
+            number += 1
+        else:
+            settings.append(_settings(step))
+    return settings
 
 
 def _settings(step: nn.Module) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss
+from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss, some_rows
 from pfl.engines.chain import Chain, Models
 from pfl.engines.chain_kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
@@ -24,7 +24,8 @@ from pfl.torchscript import is_scripted
 class ChainEngine(Engine):
     """Runs a chain's layers forward and backward itself; autograd differentiates only the loss.
 
-    Chains of linear layers run all clients at once, chains with convolutions one after another.
+    Chains of linear layers run all clients at once, chains with convolutions or BatchNorm one after
+    another.
     """
 
     name = "chain"
@@ -34,15 +35,17 @@ class ChainEngine(Engine):
         super().__init__(runner)
         self.chain = chain
         self.batched = chain.batched
-        self.serves_objectives = chain.steps[-1] is runner.network.get_submodule(runner.head)
+        ends_in_head = chain.steps[-1] is runner.network.get_submodule(runner.head)
+        self.serves_objectives = ends_in_head and not chain.statistics
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         g = torch.empty_like(w)
-        models = self.chain.models(w)
+        models = self.chain.models(w, buffers=self._statistics(w, buffers))
         into = self.chain.models(g)
-        return self.train(models, StepBlock.of(batch, w.dtype), into, TAKE_GRADIENT, objective), g
+        block = StepBlock.of(batch, w.dtype)
+        return self.train(models, block, into, g, TAKE_GRADIENT, objective), g
 
     def descend(
         self,
@@ -65,13 +68,15 @@ class ChainEngine(Engine):
             counts += block.counts.ravel().tolist()
             if clients != active:
                 active = clients
-                into = self.chain.models(rows, step.moving)
+                place, _ = own.toward(rows)
+                statistics = self._statistics(rows, buffers)
+                into = self.chain.models(place, step.moving, statistics)
                 models = into
                 if own.offset is not None:
-                    models = self.chain.models(torch.empty_like(rows))
-                elif own.moving is not None:
-                    models = self.chain.models(rows)
-            losses.append(self.train(models, block, into, own, objective))
+                    models = self.chain.models(torch.empty_like(rows), None, statistics)
+                elif own.moving is not None or own.rule is not None:
+                    models = self.chain.models(rows, None, statistics)
+            losses.append(self.train(models, block, into, rows, own, objective))
         return torch.cat(losses), counts
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
@@ -83,37 +88,70 @@ class ChainEngine(Engine):
         return outputs
 
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
-        return Models(self.chain, w[None]).forward(inputs[None], keep=False)[0][0]
+        rows = buffers
+        if rows is not None:
+            rows = rows[None]
+        statistics = self._statistics(w[None], rows)
+        models = Models(self.chain, w[None], None, statistics)
+        return models.forward(inputs[None], keep=False)[0][0]
+
+    def _statistics(self, w: Tensor, buffers: Buffers) -> Buffers:
+        """Returns the running statistics of models w [A, P]; None for a chain that has none.
+
+        Where none are given, copies of the network's own.
+        """
+        if not self.chain.statistics:
+            return None
+        if buffers is not None:
+            return buffers[: len(w)]
+        runner = self.runner
+        return runner.buffers.read(runner.network, w).expand(len(w), -1).clone()
 
     def train(
         self,
         models: list[Models],
         block: StepBlock,
         into: list[Models],
+        v: Tensor,
         step: Step,
         objective: Objective | None = None,
     ) -> Tensor:
-        """Moves `into` batch by batch along the gradients of `models`; returns the losses [K A]."""
+        """Moves v [A, P] batch by batch along the gradients of `models`; returns the losses [K A].
+
+        `into` are the models v, or the gradient of a rule (`Step.toward`).
+        """
         losses = []
         for batch in block:
+            seeds = None
+            if self.chain.has_dropout:
+                seeds = batch.seeds()
             if len(models) < batch.clients:  # one object holds all clients' models
                 f = objective and objective.rows(slice(batch.clients))
-                losses.append(self._train_part(models[0], batch, into[0], step, f))
+                losses.append(self._train_part(models[0], batch, seeds, into[0], v, step, f))
                 continue
             for c, model in enumerate(models):
                 client = slice(c, c + 1)
                 own = step.rows(client)
                 f = objective and objective.rows(client)
-                losses.append(self._train_part(model, batch.select(c), into[c], own, f))
+                alone = batch.select(c)
+                seed = some_rows(seeds, client)
+                losses.append(self._train_part(model, alone, seed, into[c], v[client], own, f))
         return torch.cat(losses)
 
     def _train_part(
-        self, model: Models, batch: Batch, into: Models, step: Step, objective: Objective | None
+        self,
+        model: Models,
+        batch: Batch,
+        seeds: Tensor | None,
+        into: Models,
+        v: Tensor,
+        step: Step,
+        objective: Objective | None,
     ) -> Tensor:
-        """Takes one step of `into` along the gradient of `model`; returns the losses [A]."""
+        """Takes one step of v along the gradient of `model`; returns the losses [A]."""
         if step.offset is not None:
-            model.w.copy_(step.gradient_point(into.w))
-        kept = model.forward(batch.inputs)
+            model.w.copy_(step.gradient_point(v))
+        kept = model.forward(batch.inputs, training=True, seeds=seeds)
         with torch.enable_grad(), self.runner.precision():
             features, outputs = (x.detach().requires_grad_() for x in kept[0][-2:])
             if objective is None:
@@ -131,7 +169,7 @@ class ChainEngine(Engine):
         if d is None:  # the objective uses the features alone
             d = torch.zeros_like(outputs)
         model.backward(kept, d, into, step, also)
-        step.apply_after_gradient(into.w, model.w)
+        step.apply_after_gradient(v, model.w)
         return loss.detach()
 
     def _losses(self, objective: Objective, result: Outputs, batch: Batch) -> Tensor:
@@ -193,17 +231,21 @@ class CompiledChainEngine(ChainEngine):
         models: list[Models],
         block: StepBlock,
         into: list[Models],
+        v: Tensor,
         step: Step,
         objective: Objective | None = None,
     ) -> Tensor:
         if objective is not None:
-            return super().train(models, block, into, step, objective)
+            return super().train(models, block, into, v, step, objective)
         x = block.inputs
         y = block.targets
-        if len(models) == 1:
+        seeds = None
+        if self.chain.has_dropout:
+            seeds = block.seeds()
+        if len(models) == 1 and not self.chain.statistics:
             weights = block.sample_weights()
-            return models[0].train(x, y, block.picks, weights, into[0], step).flatten()
-        # With convolutions, a call takes all consecutive steps of equal size of one client.
+            return models[0].train(x, y, block.picks, weights, seeds, into[0], v, step).flatten()
+        # A call takes all consecutive steps of equal size of one client: BatchNorm sees no padding.
         means = torch.empty(block.counts.shape, dtype=block.dtype)
         for c, model in enumerate(models):
             changes = np.flatnonzero(np.diff(block.counts[:, c])) + 1
@@ -212,5 +254,8 @@ class CompiledChainEngine(ChainEngine):
             for first, last in itertools.pairwise([0, *changes.tolist(), len(block.counts)]):
                 steps = slice(first, last)
                 picks = block.picks[steps, client, : block.counts[first, c]]
-                means[steps, client] = model.train(x, y, picks, None, into[c], own)
+                seed = None
+                if seeds is not None:
+                    seed = seeds[steps, client]
+                means[steps, client] = model.train(x, y, picks, None, seed, into[c], v[client], own)
         return means.flatten()

@@ -12,8 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfl.engines.local_step import Step
-from pfl.engines.pooled_convolution import pooled_convolution, pooled_convolution_backward
+from pfl.engines.dropout import dropout_factors
+from pfl.engines.local_step import Step, follow
+from pfl.engines.pooled_convolution import (
+    greatest,
+    greatest_backward,
+    height_of_squares,
+    pooled_convolution,
+    pooled_convolution_backward,
+    squares,
+    squares_backward,
+)
 from pfl.torchscript import scripted
 
 
@@ -22,8 +31,10 @@ class Layers(NamedTuple):
 
     Attributes:
         kinds: Their names in `pfl.engines.chain.KINDS`.
-        settings: The sizes of their windows; the number of groups of a normalization.
+        settings: The sizes of their windows; the number of groups of a normalization; of dropout
+            how many of 65,536 values are kept, and how many layers draw before it.
         epsilons: What normalizations add to variances; 0 for other layers.
+        momenta: How fast BatchNorm's running statistics follow; -1 for means of all batches.
         first: The index of the first layer with parameters.
         flat: Whether samples are vectors.
         channels_last: Whether images are stored with their channels last.
@@ -32,6 +43,7 @@ class Layers(NamedTuple):
     kinds: list[str]
     settings: list[list[int]]
     epsilons: list[float]
+    momenta: list[float]
     first: int
     flat: bool
     channels_last: bool
@@ -80,6 +92,14 @@ def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: f
         into.baddbmm_(left, right, beta=beta, alpha=alpha)
 
 
+def mean_size(x: Tensor) -> int:
+    """Returns how many values BatchNorm takes a mean of, for x [B, K, ...] or by squares."""
+    channels = x.size(1)
+    if x.dim() == 6:
+        channels = x.size(2)
+    return x.numel() // max(1, channels)
+
+
 def map_sizes(x: Tensor) -> tuple[int, int, int]:
     """Returns the numbers of samples, channels, and values in a channel, of x [B, K, ...]."""
     return x.size(0), x.size(1), x.numel() // max(1, x.size(0) * x.size(1))
@@ -113,7 +133,13 @@ def pool_pairs(x: Tensor) -> Tensor:
 
 
 def forward(
-    x: Tensor, layers: Layers, parameters: list[list[Tensor]], keep: bool
+    x: Tensor,
+    layers: Layers,
+    parameters: list[list[Tensor]],
+    statistics: list[list[Tensor]],
+    keep: bool,
+    training: bool,
+    seeds: Tensor | None,
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
     """Runs the layers; see `pfl.engines.chain.Models.forward`."""
     values = [x]
@@ -124,6 +150,8 @@ def forward(
         extra: list[Tensor] = []
         if kind == "linear":
             y = linear_layer(x, parameters[n])
+        elif kind == "relu":
+            y = torch.relu(x)
         elif kind == "convolution" or kind == "pooled convolution":
             w = parameters[n][0]
             bias = parameters[n][1] if len(parameters[n]) > 1 else None
@@ -133,6 +161,18 @@ def forward(
                 y = torch.conv2d(x, w, bias, s[:2], s[2:4], s[4:6], s[6])
                 if kind == "pooled convolution":  # faster with the large batches of evaluations
                     y = pool_pairs(y)
+        elif kind == "convolution of squares":
+            w = parameters[n][0]
+            bias = parameters[n][1] if len(parameters[n]) > 1 else None
+            if training:
+                four, read, matrix = squares(x, w, s[2:4])
+                if bias is not None:
+                    four.add_(bias.unsqueeze(1))
+                rows = height_of_squares(x, w, s[2:4])
+                y = four.view(2, 2, w.size(0), rows, -1, x.size(0))
+                extra = [read, matrix]
+            else:
+                y = torch.conv2d(x, w, bias, s[:2], s[2:4], s[4:6], s[6])
         elif kind == "pooling" and not keep and pools_pairs(s):
             y = pool_pairs(x)
         elif kind == "pooling":
@@ -148,10 +188,48 @@ def forward(
                 x, scale, shift, b, c, pixels, s[0], layers.epsilons[n]
             )
             extra = [mean, inverse]
+        elif kind == "batch norm" or kind == "batch norm of squares":
+            own = parameters[n]
+            scale, shift = (own[0], own[1]) if len(own) > 0 else (None, None)
+            running = statistics[n]
+            momentum = layers.momenta[n]
+            if training:
+                assert mean_size(x) > 1, "BatchNorm: more than one value per channel"
+                running[2].round_().add_(1)  # a mean of clients' numbers may be no integer
+                if momentum < 0.0:
+                    momentum = 1.0 / float(running[2].item())
+            normalized = x
+            if x.dim() == 6:
+                normalized = x.flatten(0, 1).flatten(2)
+            y, mean, inverse = torch.native_batch_norm(
+                normalized,
+                scale,
+                shift,
+                running[0],
+                running[1],
+                training,
+                momentum,
+                layers.epsilons[n],
+            )
+            extra = [mean, inverse]
+            if x.dim() == 6:
+                z, differences = greatest(y)
+                y = z.view(x.size(2), x.size(3), x.size(4), x.size(5)).permute(3, 0, 1, 2)
+                extra = [mean, inverse, differences[0], differences[1], differences[2]]
+            elif kind == "batch norm of squares":
+                y = pool_pairs(y)
         elif kind == "flatten":
             y = x.flatten(1)
-        elif kind == "relu":
-            y = torch.relu(x)
+        elif kind == "dropout":
+            y = x
+            if seeds is not None:
+                samples = x.size(0)
+                if x.dim() == 3:
+                    samples = x.size(1)
+                size = x.numel() // max(1, seeds.size(0) * samples)
+                factors = dropout_factors(seeds, s[1], s[0], samples, size, x.dtype).view(x.size())
+                y = x * factors
+                extra = [factors]
         elif kind == "tanh":
             y = torch.tanh(x)
         else:
@@ -170,6 +248,7 @@ def backward(
     d: Tensor,
     layers: Layers,
     parameters: list[list[Tensor]],
+    statistics: list[list[Tensor]],
     into: list[list[Tensor]],
     beta: float,
     alpha: float,
@@ -200,6 +279,8 @@ def backward(
                     ones = ones.expand(d.size(0), 1, d.size(1))
                 add_product(bias, ones, d, beta, alpha)
             d = before
+        elif kind == "relu":
+            d = torch.ops.aten.threshold_backward(d, y, 0)
         elif kind == "convolution" or kind == "pooled convolution":
             w = parameters[n][0]
             sizes = [d.size(1)] if len(into[n]) > 1 else None
@@ -213,6 +294,16 @@ def backward(
                 before, g, of_bias = torch.ops.aten.convolution_backward(
                     d, x, w, sizes, s[:2], s[2:4], s[4:6], False, [0, 0], s[6], wanted
                 )
+            move_parameters(into[n], [g, of_bias], beta, alpha)
+            d = before
+        elif kind == "convolution of squares":
+            w = parameters[n][0]
+            four = d.flatten(0, 1).flatten(2)
+            of_bias = four
+            if len(into[n]) > 1 and into[n][1].numel() > 0:
+                of_bias = four.sum([0, 2])
+            wanted = [on, into[n][0].numel() > 0]
+            before, g = squares_backward(four, x, w, kept[n + 1][0], kept[n + 1][1], s[2:4], wanted)
             move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
         elif kind == "group norm":
@@ -230,14 +321,42 @@ def backward(
             )
             move_parameters(into[n], [g, of_bias], beta, alpha)
             d = before
+        elif kind == "batch norm" or kind == "batch norm of squares":
+            scale = parameters[n][0] if len(parameters[n]) > 0 else None
+            moving = [len(into[n]) > 0 and into[n][i].numel() > 0 for i in range(2)]
+            mean = kept[n + 1][0]
+            inverse = kept[n + 1][1]
+            running = statistics[n]
+            normalized = x
+            if x.dim() == 6:
+                normalized = x.flatten(0, 1).flatten(2)
+                d = d.permute(1, 2, 3, 0).reshape(x.size(2), -1)
+                d = greatest_backward(d, kept[n + 1][2:])
+            before, g, of_bias = torch.ops.aten.native_batch_norm_backward(
+                d,
+                normalized,
+                scale,
+                running[0],
+                running[1],
+                mean,
+                inverse,
+                True,
+                layers.epsilons[n],
+                [on, moving[0], moving[1]],
+            )
+            move_parameters(into[n], [g, of_bias], beta, alpha)
+            d = before
+            if on:  # else there is none
+                d = before.view(x.size())
         elif kind == "pooling":
             d = torch.ops.aten.max_pool2d_with_indices_backward(
                 d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1][0]
             )
         elif kind == "flatten":
             d = d.reshape(x.shape)
-        elif kind == "relu":
-            d = torch.ops.aten.threshold_backward(d, y, 0)
+        elif kind == "dropout":
+            if len(kept[n + 1]) > 0:
+                d = d * kept[n + 1][0]
         elif kind == "tanh":
             d = torch.ops.aten.tanh_backward(d, y)
         else:
@@ -251,8 +370,10 @@ def train(
     targets: Tensor,
     picks: Tensor,
     weights: Tensor | None,
+    seeds: Tensor | None,
     layers: Layers,
     parameters: list[list[Tensor]],
+    statistics: list[list[Tensor]],
     into: list[list[Tensor]],
     w: Tensor,
     v: Tensor,
@@ -260,8 +381,8 @@ def train(
 ) -> Tensor:
     """Takes K steps; see `pfl.engines.chain.Models.train`.
 
-    `parameters` are views of w, and `into` of v; both are the same if the step has no offset. What
-    does not move is empty in `into` (`backward`).
+    `parameters` are views of w, and `into` of v; both are the same if the step has no offset. With
+    a rule, `into` are views of its gradient. What does not move is empty in `into` (`backward`).
     """
     chosen: list[Tensor] = []
     dtype = parameters[layers.first][0].dtype
@@ -270,6 +391,12 @@ def train(
     shift = step.shift
     part = step.part
     mask = step.mask
+    rule = step.rule
+    beta = step.shrink
+    rate = -step.lr
+    if rule is not None:  # as TAKE_GRADIENT
+        beta = 0.0
+        rate = 1.0
     still = v
     if part is not None:
         still = v.clone()
@@ -279,9 +406,8 @@ def train(
     # Done once for all batches: with small models every call costs time.
     y = targets[picks].unsqueeze(-2)
     minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
-    rate = -step.lr
     if weights is None:
-        rate = -step.lr / picks.size(-1)
+        rate = rate / picks.size(-1)
     factors = None if weights is None else weights.unsqueeze(-2)
     shape = picks.size()[1:] + inputs.size()[1:]
     picks = picks.flatten(1)
@@ -303,12 +429,17 @@ def train(
         x = x.view(shape)
         if layers.channels_last:  # max pooling on CPUs is several times faster with it
             x = x.clone(memory_format=torch.channels_last)  # after `view`, which drops the layout
-        values, kept = forward(x, layers, parameters, True)
+        own_seeds = seeds
+        if seeds is not None:
+            own_seeds = seeds[k]
+        values, kept = forward(x, layers, parameters, statistics, True, True, own_seeds)
         log, d = cross_entropy(values[-1], y[k], minus_one)
         chosen.append(log)
         if factors is not None:
             d.mul_(factors[k])
-        backward(values, kept, d.mT, layers, parameters, into, step.shrink, rate, None)
+        backward(values, kept, d.mT, layers, parameters, statistics, into, beta, rate, None)
+        if rule is not None:
+            follow(rule, v, step.lr, step.shrink)
         if step.decay > 0.0:
             v.sub_(w, alpha=step.lr * step.decay)
         if shift is not None:
@@ -317,9 +448,8 @@ def train(
             v.copy_(torch.nn.functional.softshrink(v, step.threshold))
         if mask is not None:
             v.mul_(mask)
-        if part is not None and (
-            step.decay > 0.0 or shift is not None or step.threshold > 0.0 or mask is not None
-        ):
+        others = shift is not None or mask is not None or rule is not None
+        if part is not None and (others or step.decay > 0.0 or step.threshold > 0.0):
             v.copy_(torch.where(part, v, still))
     losses = torch.stack(chosen).neg_().squeeze(-2)
     if weights is None:

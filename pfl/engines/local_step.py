@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pfl.engines.batch import some_rows
 from pfl.errors import ConfigError, require
 from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import soft_threshold
+from pfl.torchscript import scripted
 
 OptimizerFactory = Callable[[Iterable], Optimizer]
 """Makes an optimizer of some parameters; configured in YAML by class path and arguments."""
@@ -19,10 +20,89 @@ OptimizerFactory = Callable[[Iterable], Optimizer]
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
 
+class Rule(NamedTuple):
+    """What an optimizer remembers of each of C clients, and how it makes a direction of it.
+
+    With d = g + pull v - drift in the place of a gradient g, and t = 1, 2, ... the client's steps:
+
+        first <- beta first + gain d
+        second <- beta_2 second + (1 - beta_2) d^2
+
+    Momentum's direction is `first`, or d + beta first for Nesterov's. Adam's direction is
+    (first / (1 - beta^t)) / (sqrt(second / (1 - beta_2^t)) + eps). All values are those of
+    `torch.optim`, to rounding; `step_of` reads them.
+
+    Attributes:
+        beta, gain, nesterov: Of `first`. In a client's first step of momentum, the gain is 1.
+        beta_2, eps: Of Adam.
+        pull: Weight decay, and the weight of a proximal term.
+        drift: [C, P]; None for zero.
+        gradient: Where engines put g, [C, P].
+        first: [C, P], at first zero.
+        second: [C, P], at first zero; None for momentum.
+        taken: t - 1, float64 [C, 1].
+    """
+
+    beta: float
+    gain: float
+    nesterov: bool
+    beta_2: float
+    eps: float
+    pull: float
+    drift: Tensor | None
+    gradient: Tensor
+    first: Tensor
+    second: Tensor | None
+    taken: Tensor
+
+    def rows(self, rows: slice) -> "Rule":
+        """Returns the same rule for some of the clients; what it remembers is shared."""
+        return self._replace(
+            drift=some_rows(self.drift, rows),
+            gradient=self.gradient[rows],
+            first=self.first[rows],
+            second=some_rows(self.second, rows),
+            taken=self.taken[rows],
+        )
+
+
+@scripted
+def follow(rule: Rule, v: Tensor, lr: float, shrink: float) -> None:
+    """Computes v <- shrink v - lr direction, after the gradient was put into the rule."""
+    d = rule.gradient
+    drift = rule.drift
+    second = rule.second
+    if rule.pull != 0.0:
+        d.add_(v, alpha=rule.pull)
+    if drift is not None:
+        d.sub_(drift)
+    if shrink != 1.0:
+        v.mul_(shrink)
+    rule.taken.add_(1)
+    if second is not None:
+        rule.first.lerp_(d, rule.gain)
+        second.mul_(rule.beta_2).addcmul_(d, d, value=1 - rule.beta_2)
+        rest = 1 - torch.pow(rule.beta, rule.taken)
+        root = (1 - torch.pow(rule.beta_2, rule.taken)).sqrt()
+        divisor = second.sqrt().mul_((rest / root).to(v.dtype)).add_((rule.eps * rest).to(v.dtype))
+        v.addcdiv_(rule.first, divisor, value=-lr)
+        return
+    rule.first.mul_(rule.beta)
+    if rule.gain == 1.0:
+        rule.first.add_(d)
+    else:
+        gain = torch.full_like(rule.taken, rule.gain).masked_fill_(rule.taken == 1, 1)
+        rule.first.addcmul_(d, gain.to(d.dtype))
+    if rule.nesterov:
+        v.sub_(d, alpha=lr).sub_(rule.first, alpha=lr * rule.beta)
+    else:
+        v.sub_(rule.first, alpha=lr)
+
+
 class Step(NamedTuple):
     """A plain step of v [C, P]: v <- soft(shrink v - lr (g + decay u) + shift, threshold).
 
-    g is the gradient at u = scale v + offset.
+    g is the gradient at u = scale v + offset, or the direction that a rule makes of it.
 
     Attributes:
         lr: Learning rate.
@@ -35,6 +115,7 @@ class Step(NamedTuple):
             bits, whatever the other terms are.
         moving: Whether each parameter is in the part; `Oracle.descend` works it out.
         mask: A factor of 0 or 1 on every value after the step, [C, P]; None for none.
+        rule: An optimizer's; None for plain gradients.
     """
 
     lr: float
@@ -47,12 +128,25 @@ class Step(NamedTuple):
     part: Tensor | None = None
     moving: list[bool] | None = None
     mask: Tensor | None = None
+    rule: Rule | None = None
 
     def rows(self, rows: slice) -> "Step":
         """Returns the same step for some rows of v."""
         terms = (self.shift, self.offset, self.scale, self.mask)
         shift, offset, scale, mask = (some_rows(term, rows) for term in terms)
-        return self._replace(shift=shift, offset=offset, scale=scale, mask=mask)
+        own = self._replace(shift=shift, offset=offset, scale=scale, mask=mask)
+        if self.rule is not None:
+            own = own._replace(rule=self.rule.rows(rows))
+        return own
+
+    def toward(self, v: Tensor) -> tuple[Tensor, "Step"]:
+        """Returns what backward passes change, and the step that they take of it.
+
+        They change v itself, or, for `apply_after_gradient`, the gradient of the rule.
+        """
+        if self.rule is None:
+            return v, self
+        return self.rule.gradient, TAKE_GRADIENT
 
     def gradient_point(self, v: Tensor) -> Tensor:
         """Returns u, the point at which the gradient is taken: v itself without an offset."""
@@ -63,14 +157,20 @@ class Step(NamedTuple):
         return self.offset + self.scale * v
 
     def apply_after_gradient(self, v: Tensor, u: Tensor) -> None:
-        """Applies decay, shift, threshold and mask to v, after the gradient was subtracted."""
+        """Applies decay, shift, threshold and mask to v, after the gradient was subtracted.
+
+        A rule is applied first: the gradient was put into it instead.
+        """
         if self.part is not None:
             rest = self._replace(part=None)
-            if rest.decay > 0 or rest.threshold or not (rest.shift is rest.mask is None):
+            terms = (rest.shift, rest.mask, rest.rule)
+            if rest.decay > 0 or rest.threshold or any(term is not None for term in terms):
                 moved = v.clone()
                 rest.apply_after_gradient(moved, u)
                 torch.where(self.part, moved, v, out=v)
             return
+        if self.rule is not None:
+            follow(self.rule, v, self.lr, self.shrink)
         if self.decay > 0:
             v.sub_(u, alpha=self.lr * self.decay)
         if self.shift is not None:
@@ -83,6 +183,78 @@ class Step(NamedTuple):
 
 TAKE_GRADIENT = Step(lr=-1.0, shrink=0.0)
 """The step v <- g."""
+
+
+def step_of(
+    optimizer: Optimizer | None,
+    v: Tensor,
+    lr: float,
+    pull: float = 0.0,
+    drift: Tensor | float = 0.0,
+) -> Step | None:
+    """Returns the step of v [C, P] of an optimizer that gets g + pull v - drift as the gradient.
+
+    Args:
+        optimizer: None for plain gradient descent. Its rate is not used.
+        v: The first v.
+        lr: The learning rate.
+        pull: The weight of v.
+        drift: [P] or [C, P]; a number is zero.
+
+    Returns:
+        None for an optimizer that is not exactly SGD, Adam or AdamW, or that has other options
+        than momentum, dampening, nesterov, betas, eps and weight_decay.
+    """
+    if optimizer is None:
+        shift = None
+        if isinstance(drift, Tensor):
+            shift = (lr * drift).expand_as(v)
+        return Step(lr, 1 - lr * pull, shift)
+    hooks = any(value for name, value in vars(optimizer).items() if name.endswith("_hooks"))
+    if type(optimizer) not in (SGD, Adam, AdamW) or hooks or len(optimizer.param_groups) > 1:
+        return None
+    group = optimizer.param_groups[0]
+    if any(group.get(name) for name in ("amsgrad", "maximize", "differentiable")):
+        return None
+    is_sgd = type(optimizer) is SGD
+    beta = 0.0
+    beta_2 = 0.0
+    if is_sgd:
+        beta = group["momentum"]
+    else:
+        beta, beta_2 = group["betas"]
+    gain = 1 - group.get("dampening", beta)
+    eps = group.get("eps", 0.0)
+    decay = group["weight_decay"]
+    if any(isinstance(number, Tensor) for number in (beta, beta_2, gain, eps, decay)):
+        return None
+    shrink = 1.0
+    if type(optimizer) is AdamW or group.get("decoupled_weight_decay"):
+        shrink = 1 - lr * decay
+    else:
+        pull += decay
+    if is_sgd and beta == 0:
+        return step_of(None, v, lr, pull, drift)
+    second = None
+    if not is_sgd:
+        second = torch.zeros_like(v)
+    rows = None
+    if isinstance(drift, Tensor):
+        rows = drift.expand_as(v)
+    rule = Rule(
+        beta=float(beta),
+        gain=float(gain),
+        nesterov=bool(group.get("nesterov")),
+        beta_2=float(beta_2),
+        eps=float(eps),
+        pull=pull,
+        drift=rows,
+        gradient=torch.zeros_like(v),
+        first=torch.zeros_like(v),
+        second=second,
+        taken=torch.zeros(len(v), 1, dtype=torch.float64, device=v.device),
+    )
+    return Step(lr, shrink, rule=rule)
 
 
 class LocalOptimizer:

@@ -71,27 +71,78 @@ def copies(matrix: Tensor, w: Tensor) -> Tensor:
     return matrix.as_strided(sizes, [a + e, b + f, c, d, e, f])
 
 
+def squares(x: Tensor, w: Tensor, padding: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a convolution's outputs, by their place in a square, and what `..._backward` needs.
+
+    Kernels w [K, C, h, w] have odd sides and move by one pixel. The outputs are [4, K, n B], the
+    places of a square are 0 1 above 2 3; a last row or column without a pair is left out.
+    """
+    read = windows(x, w.size(2) + 1, w.size(3) + 1, padding)
+    matrix = w.new_zeros([4 * w.size(0), read.size(0)])
+    copies(matrix, w).copy_(w)
+    return torch.mm(matrix, read).view(4, w.size(0), -1), read, matrix
+
+
+def squares_backward(
+    four: Tensor,
+    x: Tensor,
+    w: Tensor,
+    read: Tensor,
+    matrix: Tensor,
+    padding: list[int],
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor]:
+    """Returns the derivatives by x and w, those that are wanted; `four` is that by the outputs."""
+    four = four.reshape(4 * w.size(0), -1)
+    by_x = four
+    by_w = w
+    if wanted[0]:
+        products = torch.mm(matrix.mT, four)
+        by_x = sum_windows(products, w.size(2) + 1, w.size(3) + 1, padding, x)
+    if wanted[1]:
+        own = copies(torch.mm(four, read.mT), w)
+        by_w = own[0, 0] + own[0, 1] + own[1, 0] + own[1, 1]  # `sum` takes twice as long
+    return by_x, by_w
+
+
+def greatest(four: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Returns the maxima of squares [4, K, n B], and what `greatest_backward` needs."""
+    upper = torch.maximum(four[0], four[1])
+    lower = torch.maximum(four[2], four[3])
+    kept = [four[1] - four[0], four[3] - four[2], lower - upper]
+    return torch.maximum(upper, lower), kept
+
+
+def greatest_backward(d: Tensor, kept: list[Tensor]) -> Tensor:
+    """Returns the derivative by the squares, [4, K, n B]; d is that by their maxima, [K, n B]."""
+    right, lower_right, below = kept
+    # Of equal outputs the first one has the derivative, as in PyTorch's pooling.
+    four = torch.empty([4, d.size(0), d.size(1)], dtype=d.dtype, device=d.device)
+    lower = torch.ops.aten.threshold_backward(d, below, 0)
+    upper = d - lower
+    torch.ops.aten.threshold_backward(upper, right, 0, grad_input=four[1])
+    torch.ops.aten.threshold_backward(lower, lower_right, 0, grad_input=four[3])
+    torch.sub(upper, four[1], out=four[0])
+    torch.sub(lower, four[3], out=four[2])
+    return four
+
+
+def height_of_squares(x: Tensor, w: Tensor, padding: list[int]) -> int:
+    """Returns how many squares are above each other."""
+    return (x.size(2) + 2 * padding[0] - w.size(2) - 1) // 2 + 1
+
+
 def pooled_convolution(
     x: Tensor, w: Tensor, bias: Tensor | None, padding: list[int]
 ) -> tuple[Tensor, list[Tensor]]:
-    """Returns the pooled outputs for images [B, C, H, W] and what `..._backward` needs of them.
-
-    Kernels w [K, C, h, w] have odd sides and move by one pixel.
-    """
-    height = w.size(2) + 1
-    width = w.size(3) + 1
-    read = windows(x, height, width, padding)
-    matrix = w.new_zeros([4 * w.size(0), read.size(0)])
-    copies(matrix, w).copy_(w)
-    four = torch.mm(matrix, read).view(4, w.size(0), -1)
-    upper = torch.maximum(four[0], four[1])
-    lower = torch.maximum(four[2], four[3])
-    y = torch.maximum(upper, lower)
+    """Returns the pooled outputs for images [B, C, H, W] and what `..._backward` needs of them."""
+    four, read, matrix = squares(x, w, padding)
+    y, kept = greatest(four)
     if bias is not None:
         y.add_(bias.unsqueeze(1))
-    squares = (x.size(2) + 2 * padding[0] - height) // 2 + 1
-    images = y.view(w.size(0), squares, -1, x.size(0)).permute(3, 0, 1, 2)
-    return images, [read, matrix, four[1] - four[0], four[3] - four[2], lower - upper]
+    rows = height_of_squares(x, w, padding)
+    images = y.view(w.size(0), rows, -1, x.size(0)).permute(3, 0, 1, 2)
+    return images, [read, matrix, kept[0], kept[1], kept[2]]
 
 
 def pooled_convolution_backward(
@@ -101,26 +152,10 @@ def pooled_convolution_backward(
 
     `pooled_convolution` returned `kept`.
     """
-    read, matrix, right, lower_right, below = kept
     d = d.permute(1, 2, 3, 0).reshape(w.size(0), -1)
-    # Of equal outputs the first one has the derivative, as in PyTorch's pooling.
-    four = torch.empty([4, w.size(0), d.size(1)], dtype=d.dtype, device=d.device)
-    lower = torch.ops.aten.threshold_backward(d, below, 0)
-    upper = d - lower
-    torch.ops.aten.threshold_backward(upper, right, 0, grad_input=four[1])
-    torch.ops.aten.threshold_backward(lower, lower_right, 0, grad_input=four[3])
-    torch.sub(upper, four[1], out=four[0])
-    torch.sub(lower, four[3], out=four[2])
-    four = four.view(4 * w.size(0), -1)
-    by_x = d
-    by_w = w
+    four = greatest_backward(d, kept[2:])
+    by_x, by_w = squares_backward(four, x, w, kept[0], kept[1], padding, wanted)
     by_bias = d
-    if wanted[0]:
-        products = torch.mm(matrix.mT, four)
-        by_x = sum_windows(products, w.size(2) + 1, w.size(3) + 1, padding, x)
-    if wanted[1]:
-        own = copies(torch.mm(four, read.mT), w)
-        by_w = own[0, 0] + own[0, 1] + own[1, 0] + own[1, 1]  # `sum` takes twice as long
     if wanted[2]:
         by_bias = d.sum(1)
     return by_x, by_w, by_bias

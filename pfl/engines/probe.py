@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from pfl._private import version_of
 from pfl.engines.batch import Batch, default_loss
+from pfl.engines.chain import Chain
+from pfl.engines.dropout import has_dropout, key_dropout
 from pfl.engines.runner import ModelRunner, Transform, name_of
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
@@ -37,6 +40,11 @@ def probe(
     network = private_copy(runner.original)  # never run, so it keeps nothing of an earlier run
     _refuse_max_norm(network)
     network.train()  # a network's own `train` may keep some layers in evaluation mode
+    has_keys = has_dropout(network) and (
+        Chain.of(network, runner.space, batch.inputs[0]) is not None
+    )
+    if has_keys:
+        transform = partial(_transform_and_key, transform)
     is_transformed = transform(network)
     plain = replace(runner, network=network, transform=transform)
     plain.to(device, runner.space.vector.dtype)
@@ -64,7 +72,19 @@ def probe(
         for name, buffer in now.items():
             buffer.copy_(before[name][2])
     buffers = BufferSpace(network, changed)
-    return replace(plain, buffers=buffers, is_stochastic=is_stochastic, channels_last=channels_last)
+    return replace(
+        plain,
+        buffers=buffers,
+        is_stochastic=is_stochastic,
+        has_keys=has_keys,
+        channels_last=channels_last,
+    )
+
+
+def _transform_and_key(transform: Transform, network: nn.Module) -> bool:
+    """Transforms a copy of a chain with dropout; whether `transform` did anything."""
+    key_dropout(network)
+    return transform(network)
 
 
 def _refuse_max_norm(network: nn.Module) -> None:

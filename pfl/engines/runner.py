@@ -45,7 +45,8 @@ class ModelRunner:
         precision: Opens the Trainer's precision context (autocast).
         transform: Replaces layers of a copy by faster ones of equal value; True if there were any.
         buffers: The buffers that training changes (running statistics).
-        is_stochastic: Whether the network draws random numbers (dropout).
+        is_stochastic: Whether the network draws random numbers from PyTorch's generators.
+        has_keys: Whether it draws from the rows' seeds (`pfl.engines.dropout`).
         channels_last: Whether images are stored with their channels last.
     """
 
@@ -57,6 +58,7 @@ class ModelRunner:
     transform: Transform = keep_layers
     buffers: BufferSpace = field(default_factory=lambda: BufferSpace(nn.Identity()))
     is_stochastic: bool = False
+    has_keys: bool = False
     channels_last: bool = False
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from pfl.engines.base import Engine, EngineName
-from pfl.engines.batch import Batch
+from pfl.engines.batch import Batch, Buffers
 from pfl.engines.chain import Chain
 from pfl.engines.chain_engine import ChainEngine, CompiledChainEngine
 from pfl.engines.debug import DebugEngine
@@ -46,7 +46,8 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
     if requested == "debug":
         return DebugEngine(runner)
     reason = _obstacle(runner)
-    if reason is None:
+    may_be_chain = requested == "auto" and runner.buffers.size > 0 and not runner.is_stochastic
+    if reason is None or may_be_chain:
         w = runner.space.vector.detach().clone()[None]
         if _has_body(runner):  # two models that differ, as adapters begin at 0
             w = torch.cat([w, 1.1 * w + 0.01])
@@ -55,11 +56,16 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
             batch = Batch(torch.cat([x, x]), torch.cat([y, y]), 2 * batch.counts)
         # A copy of the inputs, since a network may change what it is given.
         copied = Batch(batch.inputs.clone(), batch.targets, batch.counts)
-        expected = sequential.gradient(w, copied)[1]
-        for engine in _candidates(requested, runner, batch):
-            reason = _fault(engine, w, batch, expected, is_auto=requested == "auto")
-            if reason is None:
+        start = runner.buffers.read(runner.network, w).expand(len(w), -1)
+        moved = start.clone()
+        expected = sequential.gradient(w, copied, moved)[1]
+        runner.buffers.write(runner.network, start[0])
+        for engine in _candidates(requested, runner, batch, reason is None):
+            buffers = start.clone()
+            fault = _fault(engine, w, batch, expected, requested == "auto", buffers)
+            if fault is None and torch.allclose(buffers, moved, rtol=1e-3, atol=1e-6):
                 return engine
+            reason = fault or "running statistics move otherwise"
     if requested == "vmap":
         name = type(runner.network).__name__
         raise ConfigError(f"engine: vmap cannot train {name}: {reason}; use engine: sequential")
@@ -88,18 +94,26 @@ def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
     return chosen
 
 
-def _candidates(requested: EngineName, runner: ModelRunner, batch: Batch) -> Iterator[Engine]:
-    """Yields engines that may run the network, the fastest first."""
+def _candidates(
+    requested: EngineName, runner: ModelRunner, batch: Batch, is_plain: bool = True
+) -> Iterator[Engine]:
+    """Yields engines that may run the network, the fastest first.
+
+    Chains alone may run a network that is not `is_plain`: that has an `_obstacle`.
+    """
     convolves = any(isinstance(m, CONVOLUTIONS) for m in runner.network.modules())
-    one_by_one = requested == "auto" and runner.device.type == "cpu" and convolves
+    on_cpu = requested == "auto" and runner.device.type == "cpu"
+    one_by_one = on_cpu and convolves
     # The kernels of chains are written for one precision.
     chain = None
     if not runner.is_mixed_precision:
-        chain = Chain.of(runner.network, runner.space, batch.inputs[0])
-    if chain is not None and (chain.batched or one_by_one):
+        chain = Chain.of(runner.network, runner.space, batch.inputs[0], runner.buffers)
+    if chain is not None and (chain.batched or on_cpu):
         if CompiledChainEngine.supports(runner, batch.targets[0]):
             yield CompiledChainEngine(runner, chain)
         yield ChainEngine(runner, chain)
+    if not is_plain:
+        return
     if requested == "auto" and _has_body(runner):
         yield SharedBodyEngine(runner)
     if not one_by_one:
@@ -120,9 +134,9 @@ CONVOLUTIONS = (
 def _obstacle(runner: ModelRunner) -> str | None:
     """Returns why only the sequential engine can run a network; None if nothing is known."""
     if runner.buffers.size:
-        return f"it keeps running statistics ({runner.buffers.names[0]})"
+        return f"it keeps running statistics ({runner.buffers.names[0]})"  # chains may, too
     if runner.is_stochastic:
-        return "it draws random numbers (dropout)"
+        return "it draws random numbers (dropout elsewhere than in a chain of layers)"
     modules = runner.network.named_modules(remove_duplicate=False)
     having = [module for _, module in modules if any(True for _ in module.parameters())]
     if len(having) > len(set(having)):  # `functional_call` runs such a module with other parameters
@@ -130,7 +144,14 @@ def _obstacle(runner: ModelRunner) -> str | None:
     return None
 
 
-def _fault(engine: Engine, w: Tensor, batch: Batch, expected: Tensor, is_auto: bool) -> str | None:
+def _fault(
+    engine: Engine,
+    w: Tensor,
+    batch: Batch,
+    expected: Tensor,
+    is_auto: bool,
+    buffers: Buffers = None,
+) -> str | None:
     """Returns why an engine does not give the gradients `expected` [A, P]; None if it does.
 
     The batch is padded for the trial, by a changed copy of its last sample: the sequential engine
@@ -148,9 +169,10 @@ def _fault(engine: Engine, w: Tensor, batch: Batch, expected: Tensor, is_auto: b
         with warnings.catch_warnings():
             if is_auto:  # vmap is slower than the sequential engine where it warns of this
                 warnings.filterwarnings("error", "There is a performance drop", UserWarning)
-            actual = engine.gradient(w, padded)[1]
+            actual = engine.gradient(w, padded, buffers)[1]
             with torch.no_grad(), runner.precision():
-                engine.scores(engine.outputs(w, batch).flatten(0, 1), batch.targets.flatten(0, 1))
+                outputs = engine.outputs(w, batch, buffers)
+                engine.scores(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
     except (*MISFITS, UserWarning) as error:
         return first_line(error)
     tolerance = 0.001

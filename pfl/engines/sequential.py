@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch, Buffers, some_rows
+from pfl.engines.dropout import drawing
 from pfl.engines.local_step import Step
 from pfl.engines.objective import BatchSamples, Objective, run_watched
 from pfl.randomness import isolated
@@ -42,6 +43,8 @@ class SequentialEngine(Engine):
     def take_step(
         self, v: Tensor, batch: Batch, step: Step, buffers: Buffers, objective: Objective | None
     ) -> Tensor:
+        if step.rule is not None:
+            return super().take_step(v, batch, step, buffers, objective)
         # Parameter by parameter: no gradient vector is written.
         u = step.gradient_point(v)
 
@@ -107,10 +110,16 @@ class SequentialEngine(Engine):
         network, loaded = runner.load(w, buffers, training=True)
         parameters = chosen(loaded, moving)
         inputs = runner.laid_out(batch.inputs[c, :count])
+        keys: AbstractContextManager[None] = nullcontext()
+        if runner.has_keys:
+            keys = drawing(torch.tensor([batch.origin.seed(c)], device=w.device))
         if objective is None:
-            losses = runner.per_sample(network(inputs), targets)
+            with keys:
+                outputs = network(inputs)
+            losses = runner.per_sample(outputs, targets)
         else:
-            result = run_watched(network, runner.head, lambda: network(inputs))
+            with keys:
+                result = run_watched(network, runner.head, lambda: network(inputs))
             losses = objective.losses(result, BatchSamples(batch.inputs[c, :count], targets), given)
         loss = runner.mean_of(losses, targets)
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch, Buffers
+from pfl.engines.dropout import drawing
 from pfl.engines.local_step import Step
 from pfl.engines.objective import BatchSamples, Objective, Outputs, run_watched
 
@@ -19,7 +20,7 @@ Parameters = dict[str, Tensor]
 
 
 class VmapEngine(Engine):
-    """Runs all clients at once, for networks without running statistics or random numbers."""
+    """Runs all clients at once, for networks without running statistics or a generator's draws."""
 
     name = "vmap"
     batched = True
@@ -35,19 +36,34 @@ class VmapEngine(Engine):
         network, _ = runner.replica(training=True)
 
         def weighted(
-            w: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, own: dict[str, Any]
+            w: Tensor,
+            inputs: Tensor,
+            targets: Tensor,
+            weights: Tensor,
+            seed: Tensor,
+            own: dict[str, Any],
         ) -> Tensor:
             call = partial(functional_call, network, runner.space.split(w), (inputs,))
             if objective is None:
-                return (runner.per_sample(call(), targets) * weights).sum()
-            result = run_watched(network, runner.head, call)
+                with drawing(seed):
+                    outputs = call()
+                return (runner.per_sample(outputs, targets) * weights).sum()
+            with drawing(seed):
+                result = run_watched(network, runner.head, call)
             return (objective.losses(result, BatchSamples(inputs, targets), own) * weights).sum()
 
         weights = runner.weights(batch, w.dtype)
         gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            g, loss = gradients(w.detach(), batch.inputs, batch.targets, weights, given)
+            seeds = self._seeds(batch)
+            g, loss = gradients(w.detach(), batch.inputs, batch.targets, weights, seeds, given)
         return loss.detach(), g.detach()
+
+    def _seeds(self, batch: Batch) -> Tensor:
+        """Returns the seeds of a network that draws from them, int64 [A, 1]; else zeros."""
+        if self.runner.has_keys:
+            return batch.seeds()[:, None]
+        return torch.zeros(batch.clients, 1, dtype=torch.int64, device=batch.inputs.device)
 
     def _batch_arguments(self, batch: Batch, objective: Objective) -> dict[str, Any]:
         """Returns the tensors of the batch's clients, and what their older models give."""
@@ -71,7 +87,7 @@ class VmapEngine(Engine):
     def take_step(
         self, v: Tensor, batch: Batch, step: Step, buffers: Buffers, objective: Objective | None
     ) -> Tensor:
-        if step.moving is None or objective is not None:
+        if step.moving is None or objective is not None or step.rule is not None:
             return super().take_step(v, batch, step, buffers, objective)
         # Only the gradient of the parameters that move is computed.
         runner = self.runner
@@ -83,15 +99,22 @@ class VmapEngine(Engine):
         chosen = {name: at.pop(name) for name in names}
 
         def weighted(
-            chosen: Parameters, fixed: Parameters, inputs: Tensor, targets: Tensor, weights: Tensor
+            chosen: Parameters,
+            fixed: Parameters,
+            inputs: Tensor,
+            targets: Tensor,
+            weights: Tensor,
+            seed: Tensor,
         ) -> Tensor:
-            outputs = functional_call(network, {**fixed, **chosen}, (inputs,))
+            with drawing(seed):
+                outputs = functional_call(network, {**fixed, **chosen}, (inputs,))
             return (runner.per_sample(outputs, targets) * weights).sum()
 
         weights = runner.weights(batch, v.dtype)
         gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            g, loss = gradients(chosen, at, batch.inputs, batch.targets, weights)
+            seeds = self._seeds(batch)
+            g, loss = gradients(chosen, at, batch.inputs, batch.targets, weights, seeds)
         for name in names:
             places[name].mul_(step.shrink).sub_(g[name].detach(), alpha=step.lr)
         step.apply_after_gradient(v, u)

@@ -18,7 +18,13 @@ from pfl.clients import Clients, LocalSchedule
 from pfl.datamodules.errors import check_optional, check_whole
 from pfl.engines.base import EngineName
 from pfl.engines.batch import Batch, StepBlock, default_loss
-from pfl.engines.local_step import LocalOptimizer, OptimizerFactory, Step, check_elementwise
+from pfl.engines.local_step import (
+    LocalOptimizer,
+    OptimizerFactory,
+    Step,
+    check_elementwise,
+    step_of,
+)
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
 from pfl.engines.threads import ClientThreads
@@ -253,10 +259,9 @@ class LocalTraining(MovableModule):
             prox_center = torch.full_like(v, prox_center)
         drift = prox_weight * prox_center if prox_weight else 0.0
         drift = drift if linear is None else drift - linear
-        if prox is None and self.optimizer_factory is None:
-            shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
-            shrink = 1 - lr * (self.weight_decay + prox_weight)
-            step = Step(lr, shrink, shift, offset, lr * l1, part=part, mask=mask)
+        known = self._step(v, lr, prox_weight, drift)
+        if prox is None and known is not None:
+            step = known._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name, objective)
             return v
         optimizer = self.local_optimizer(v, lr, part)
@@ -277,6 +282,13 @@ class LocalTraining(MovableModule):
                 rows.copy_(masked if part is None else torch.where(part, masked, rows))
             self.log_loss(name, loss, batch.counts)
         return v
+
+    def _step(self, v: Tensor, lr: float, pull: float, drift: Tensor | float) -> Step | None:
+        """Returns the step of v [C, P] with the user's optimizer; None for one of another kind."""
+        optimizer = None
+        if self.optimizer_factory is not None:
+            optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
+        return step_of(optimizer, v, lr, self.weight_decay + pull, drift)
 
     def local_optimizer(self, v: Tensor, lr: float, part: Tensor | None = None) -> LocalOptimizer:
         """Returns the user's `optimizer`, or plain SGD, of C clients' values v, [C, K].

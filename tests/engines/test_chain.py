@@ -94,9 +94,10 @@ CONVOLUTIONS = {
     "no linear layer": lambda: nn.Sequential(nn.Conv2d(1, 3, 16), nn.Flatten()),
 }
 OTHERS = {
-    "running statistics": lambda: nn.Sequential(
-        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten()
+    "statistics of the batch alone": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten()
     ),
+    "normalized rows": lambda: nn.Sequential(nn.BatchNorm1d(1), nn.Flatten(), nn.Linear(4, 3)),
     "normalized vectors": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.GroupNorm(2, 4)),
     "residuals": ResNet18,
     "padding by reflection": lambda: nn.Sequential(
@@ -108,7 +109,7 @@ OTHERS = {
     "a frozen parameter": frozen,
     "a hook": hooked,
     "another activation": lambda: nn.Sequential(nn.Linear(4, 3), nn.Softplus()),
-    "dropout": lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout()),
+    "dropout of channels": lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(), nn.Flatten()),
     "inputs of another width": lambda: nn.Linear(2, 3),  # works on the last axis alone
 }
 

@@ -197,8 +197,8 @@ class Branching(nn.Sequential):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: mlp(nn.BatchNorm1d(8)), "running statistics"),
-        (lambda: mlp(nn.Dropout()), "random"),
+        (lambda: mlp(nn.BatchNorm1d(8), nn.Softplus()), "running statistics"),
+        (lambda: mlp(nn.Dropout(), nn.Softplus()), "random"),
         (Functional, "random"),
         (lambda: Branching(*mlp()), "data-dependent"),
     ],

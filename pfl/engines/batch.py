@@ -40,6 +40,7 @@ class Batch:
         origin: The clients and the step of the rows.
         weights: The samples' weights [A, B] in place of those that the counts define; None: none
             are given. A step that is recorded and replayed has its weights on the device alone.
+        row_seeds: What `seeds` returns, int64 [A], in place of the origin's seeds.
 
     Example:
         >>> batch = Batch(torch.zeros(2, 3, 5), torch.zeros(2, 3), counts=[3, 1])
@@ -54,6 +55,7 @@ class Batch:
     counts: list[int]
     origin: Origin = field(default_factory=Origin)
     weights: Tensor | None = None
+    row_seeds: Tensor | None = None
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -72,6 +74,8 @@ class Batch:
 
     def seeds(self) -> Tensor:
         """Returns the seed of what the network draws for each row, int64 [A]."""
+        if self.row_seeds is not None:
+            return self.row_seeds
         rows = [self.origin.seed(row) for row in range(self.clients)]
         return torch.tensor(rows).to(self.inputs.device, non_blocking=True)
 
@@ -104,6 +108,7 @@ class StepBlock:
         dtype: The models' dtype.
         origin: The origin of the batch of each step (from 0).
         weights: The samples' weights [K, A, B] in place of those that the counts define.
+        row_seeds: What `seeds` returns, int64 [K, A], in place of the origin's seeds.
         lasting: Whether the samples stay where they are in memory for the whole run.
     """
 
@@ -114,6 +119,7 @@ class StepBlock:
     dtype: torch.dtype
     origin: Callable[[int], Origin] = lambda step: Origin()
     weights: Tensor | None = None
+    row_seeds: Tensor | None = None
     lasting: bool = False
 
     @classmethod
@@ -128,6 +134,8 @@ class StepBlock:
         block.sizes = batch.sizes[None]
         if batch.weights is not None:
             block.weights = batch.weights[None]
+        if batch.row_seeds is not None:
+            block.row_seeds = batch.row_seeds[None]
         return block
 
     @cached_property
@@ -152,11 +160,15 @@ class StepBlock:
             batch = Batch(inputs, targets, counts, self.origin(k))
             if self.weights is not None:
                 batch.weights = self.weights[k, :, : max(counts)]
+            if self.row_seeds is not None:
+                batch.row_seeds = self.row_seeds[k]
             batch.sizes = self.sizes[k]  # a copy to a GPU in each step would wait for it
             yield batch
 
     def seeds(self) -> Tensor:
         """Returns the seed of what the network draws for each row of each batch, int64 [K, A]."""
+        if self.row_seeds is not None:
+            return self.row_seeds
         origins = [self.origin(k) for k in range(len(self.counts))]
         rows = [[origin.seed(row) for row in range(self.clients)] for origin in origins]
         return torch.tensor(rows).to(self.picks.device, non_blocking=True)

@@ -211,6 +211,8 @@ class RecordedStep:
         if shape.source is None:
             self.picks.copy_(torch.arange(A * B, device=device).view(1, A, B))
         self.weights = v.new_zeros(self.steps, A, B)
+        self.seeds = torch.zeros(self.steps, A, dtype=torch.int64, device=device)
+        self.draws = inner.runner.has_keys
         self.losses = v.new_zeros(self.steps, A)
         self.g = v.new_zeros(0)
         if terms is None:
@@ -224,6 +226,7 @@ class RecordedStep:
             weights = self.weights.index_select(0, self.step)[0]
             batch = Batch(cast(inputs, v.dtype), cast(targets, v.dtype), [B] * A, weights=weights)
             batch.sizes = sizes
+            batch.row_seeds = self.seeds.index_select(0, self.step)[0]
             u = v[:A]
             if terms is not None:
                 u = places.point(A, terms)
@@ -247,6 +250,8 @@ class RecordedStep:
         A = block.picks.shape[1]
         self.step.zero_()
         self.weights[:count, :A].copy_(block.weights[first:last])
+        if self.draws:
+            self.seeds[:count, :A].copy_(block.seeds()[first:last])
         if self.is_lasting:
             self.picks[:count, :A].copy_(block.picks[first:last])
             return count
@@ -316,6 +321,8 @@ class GraphEngine(Engine):
     ) -> tuple[Tensor, list[int]]:
         if objective is not None:
             return self.evaluator.descend(v, blocks, step, buffers, objective)
+        if step.rule is not None:  # its gradients are recorded
+            return super().descend(v, blocks, step, buffers)
         places = self._load(v, step)
         terms = terms_of(step)
         active = len(v)

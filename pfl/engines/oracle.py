@@ -152,7 +152,7 @@ class Oracle:
         on_gpu = self.space.vector.device.type == "cuda"
         if self.requested != "auto" or not on_gpu or isinstance(self.engine, PrivateEngine):
             return
-        if not self._selected.batched:
+        if not self._selected.batched or self.buffers.size:
             return
         for engine in candidates(self._selected, block.clients):
             if engine.name == name:

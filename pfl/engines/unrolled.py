@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch, Buffers
+from pfl.engines.dropout import drawing
 from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
 
@@ -38,6 +39,7 @@ class UnrolledEngine(Engine):
     ) -> tuple[Tensor, Tensor]:
         runner = self.runner
         weights = runner.weights(batch, w.dtype)
+        seeds = batch.seeds() if runner.has_keys else None
         g = torch.empty_like(w)
         losses = w.new_empty(len(w))
         self._fork()
@@ -45,7 +47,11 @@ class UnrolledEngine(Engine):
             for c in range(len(w)):
                 with self._lane(c):
                     network, parameters = runner.load(w[c], None, training=True)
-                    outputs = network(runner.laid_out(batch.inputs[c]))
+                    keys: AbstractContextManager[None] = nullcontext()
+                    if seeds is not None:
+                        keys = drawing(seeds[c : c + 1])
+                    with keys:
+                        outputs = network(runner.laid_out(batch.inputs[c]))
                     loss = (runner.per_sample(outputs, batch.targets[c]) * weights[c]).sum()
                     pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
                     with torch.no_grad():

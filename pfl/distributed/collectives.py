@@ -104,6 +104,16 @@ def in_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack(parts)
 
 
+def first_says(value: bool) -> bool:
+    """Returns the `value` of the first process, on every process."""
+    if not _several_processes():
+        return value
+    told = torch.tensor([value])
+    group = _gloo_group(torch.distributed.group.WORLD)
+    torch.distributed.broadcast(told, 0, group=group)
+    return bool(told)
+
+
 def gather(value: Any) -> list[Any]:
     """Returns the `value` of every process, by rank, on every process."""
     if not _several_processes():

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.clients.schedule import LocalSchedule
+from pfl.distributed.collectives import first_says
 from tests.algorithms.methods import small_network, small_world
 
 class Spy(pl.Callback):
@@ -30,6 +31,8 @@ class Spy(pl.Callback):
         self.mode.__enter__()
     def on_train_batch_end(self, *_):
         self.mode.__exit__(None, None, None)
+    def on_train_end(self, trainer, pl_module):
+        self.says = [first_says(trainer.global_rank == rank) for rank in range(2)]
 
 class Collectives(TorchDispatchMode):
     def __init__(self, rounds):
@@ -64,6 +67,7 @@ for method in (FedAvg, Late):
     loop = FederatedLoop(small_world(), clients_at_once=1)
     trainer.fit(method(network, lr=0.1), datamodule=loop)
     found[method.__name__] = spy.rounds
+    found["first says"] = spy.says
 rank = trainer.global_rank
 Path(f"{rank}.json").write_text(json.dumps(found))
 """
@@ -80,6 +84,7 @@ def test_a_round_has_one_collective(tmp_path):
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found["FedAvg"] == [words, plain, plain, plain]
+        assert found["first says"] == [True, False]
         assert found["Late"] == [words, words, plain, plain]
     late = [row["late/loss"] != "" for row in table(tmp_path / "runs/Late/metrics.csv")]
     assert late == [False, True, True, True]

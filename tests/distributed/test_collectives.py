@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from pfl.distributed.collectives import in_parts
+from pfl.distributed.collectives import TOGETHER, in_parts, sum_and_gather
 from tests.commands import finish, table
+from tests.device import DEVICE, OtherDevice
 
 # Two clients of unequal size, one for each process; client 0 logs one more loss in the second and
 # the third round, which the process of client 1 has never met when the second one begins.
@@ -99,3 +100,27 @@ def test_parts_have_all_digits(dtype):
     assert parts.dtype == dtype
     assert torch.equal(parts.double().sum(0), numbers)
     assert in_parts(numbers / numbers, dtype).double().sum(0)[-1].isnan()
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of one process, which really communicates."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_travels_is_on_the_device():
+    """Sums of all lengths and dtypes stay what they are; operations on two devices would fail."""
+    numbers = torch.tensor([2.0**40 + 1, 1 / 3, torch.nan], dtype=torch.float64)
+    counts = torch.tensor([0, 2, 1])
+    values = [torch.ones(2, 3), torch.tensor(5.0), torch.ones(TOGETHER + 1), torch.ones(2).double()]
+    with OtherDevice():
+        sums = [one.to(DEVICE) for one in values]
+        gathered = sum_and_gather(sums, counts, numbers, like=torch.zeros(1).to(DEVICE))
+        for one, expected in zip(sums, values, strict=True):
+            assert one.device == DEVICE and torch.equal(one.to("cpu"), expected)
+    assert torch.equal(gathered.counts.long(), counts)
+    assert torch.equal(gathered.numbers[0, :2], numbers[:2]) and gathered.numbers[0, 2].isnan()

@@ -86,10 +86,6 @@ class _Words:
     losses: dict[str, np.ndarray]
     not_finite: set[str] = field(default_factory=set)
 
-    def has_news(self, known: Sequence[str]) -> bool:
-        """Returns whether there is more to tell than the losses of known names."""
-        return bool(self.not_finite or self.losses.keys() - {*known})
-
 
 class RoundTotals:
     """What one process has added up over the clients of a round.
@@ -190,12 +186,19 @@ class RoundTotals:
         messages are short; only names that another process may not know travel as words: those of
         losses that no round before has had, and those of states that are not finite.
         """
-        own = self._words()
+        losses = {}
+        for name, logged in self.log.losses.items():
+            counts = np.concatenate([numbers for _, numbers in logged])
+            values = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
+            # Sorted, because threads log in any order.
+            losses[name] = np.array([np.sort(values * counts).sum(), counts.sum()])
+        bad = not_finite({name: torch.cat(ends) for name, ends in self._ranges.items()})
+        known = self._loss_names
+        has_news = bool(bad or losses.keys() - {*known})
+        entries = [losses.get(name, np.zeros(2)) for name in known]
+        numbers = np.concatenate([[has_news], astuple(self.counts), *entries])
         ids = np.concatenate([np.empty(0, np.int64), *self._row_ids])
         arrived = np.bincount(np.searchsorted(self._expected, ids), minlength=len(self._expected))
-        known = self._loss_names
-        entries = [own.losses.get(name, np.zeros(2)) for name in known]
-        numbers = np.concatenate([[own.has_news(known)], astuple(self.counts), *entries])
         of_all = sum_and_gather(
             list(self._sums.values()),
             torch.from_numpy(arrived),
@@ -210,26 +213,15 @@ class RoundTotals:
         for row in rows.tolist():
             self.counts.add(Counts(*row[1:first]))
         if rows[:, 0].any():
-            words = gather(own)
+            words = gather(_Words(losses, bad))
         else:
-            losses = rows[:, first:].reshape(len(rows), len(known), 2)
-            words = [_Words(dict(zip(known, of_one, strict=True))) for of_one in losses]
+            table = rows[:, first:].reshape(len(rows), len(known), 2)
+            words = [_Words(dict(zip(known, of_one, strict=True))) for of_one in table]
         for one in words:
             self.not_finite |= one.not_finite
             for name, entry in one.losses.items():  # a process without clients has logged nothing
                 self._losses[name] = self._losses.get(name, 0) + entry
         known.extend(sorted(self._losses.keys() - {*known}))
-
-    def _words(self) -> _Words:
-        """Returns what this process has to tell the others beside sums and counts."""
-        losses = {}
-        for name, logged in self.log.losses.items():
-            counts = np.concatenate([numbers for _, numbers in logged])
-            values = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
-            # Sorted, because threads log in any order.
-            losses[name] = np.array([np.sort(values * counts).sum(), counts.sum()])
-        ranges = {name: torch.cat(ends) for name, ends in self._ranges.items()}
-        return _Words(losses, not_finite(ranges))
 
     def mean_losses(self) -> dict[str, float]:
         """Returns the mean of each loss over samples and processes; after `reduce`.

@@ -1,13 +1,19 @@
-"""What this process may use of the machine: cores and memory, by affinity and control groups."""
+"""What this process may use of the machine: cores and memory, by affinity and control groups.
+
+Where runs take place beside each other, each is told how many share the machine and the GPU.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not report them
+RUNS_HERE = "PFL_RUNS_HERE"  # in the environment: how many runs share this machine
+RUNS_ON_CARD = "PFL_RUNS_ON_CARD"  # how many share the GPU of this process
 _ROOT = Path("/")  # the folder that has `proc` and `sys`
 
 
@@ -27,6 +33,29 @@ def free_cores(root: Path = _ROOT) -> int:
 def free_memory(root: Path = _ROOT) -> int:
     """Returns the bytes of host memory that this process may still take, file caches included."""
     return min([_free_on_machine(root / "proc/meminfo"), *_free_in_cgroups(root)])
+
+
+def peak_memory() -> int | None:
+    """Returns the most bytes of host memory that this process has had; None on Windows."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    if sys.platform == "darwin":
+        unit = 1
+    else:
+        unit = 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def runs_here() -> int:
+    """Returns how many runs of an experiment share this machine, at least 1."""
+    return int(os.environ.get(RUNS_HERE, 1))
+
+
+def runs_on_card() -> int:
+    """Returns how many runs of an experiment share the GPU of this process, at least 1."""
+    return int(os.environ.get(RUNS_ON_CARD, 1))
 
 
 def _free_on_machine(meminfo: Path) -> int:

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl.datamodules.errors import require_value
+from pfl.distributed.collectives import first_says
 
 COST_SHARE = 0.02  # largest share of the time since the last checkpoint that saving may take
 
@@ -65,7 +66,7 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Saving gathers the client states: all processes must take part, or none.
-        if trainer.strategy.broadcast(is_last(trainer) or self.clock.is_due()):
+        if first_says(is_last(trainer) or self.clock.is_due()):
             with self.clock.saving():
                 super().on_train_epoch_end(trainer, pl_module)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import platform
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfl import files
+from pfl import files, machine
 from pfl.clients.schedule import LocalSchedule
 from pfl.communication import Ledger
 from pfl.datamodules import FederatedDataModule
@@ -201,15 +200,7 @@ def peak_memory() -> int | None:
     """Returns the peak memory of this process, or of its GPU, in bytes; None on Windows."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    if sys.platform == "darwin":
-        unit = 1
-    else:
-        unit = 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return machine.peak_memory()
 
 
 @functools.cache  # to read them takes as long as a small run

@@ -36,7 +36,16 @@ from pfl.rounds.loop import FederatedLoop
 PRECISIONS = {None: torch.float32, "32-true": torch.float32, "64-true": torch.float64}
 APP = Path(__file__).parent / "flower_app"
 CONFIG_TOML = ".flwr/config.toml"
-NODE = ("app", "client", "data", "folder", "socket", "share_sizes", "message_limit")
+NODE = (
+    "app",
+    "client",
+    "data",
+    "folder",
+    "socket",
+    "accelerator",
+    "share_sizes",
+    "message_limit",
+)
 
 
 class _Deployed(CheckCLI):
@@ -259,6 +268,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     server = read(app / "server.yaml")
     shared = server["data"]["init_args"]
     dtype = _dtype(values)
+    device = _device(path, given["accelerator"])
 
     def build(classes: int | None) -> Party:
         cli = _read_run(path, app, given.get("data"))
@@ -269,7 +279,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
         # Whom weighted sampling draws depends on the sizes of all parties, and is the server's.
         options = cli.options | {"sampling": "uniform", "seed": shared["seed"]}
         loop = FederatedLoop(data, **options)
-        return Party(cli.method, loop, client, values["trainer"]["max_epochs"], dtype)
+        return Party(cli.method, loop, client, values["trainer"]["max_epochs"], dtype, device)
 
     party = build(None)  # refuses samples that the network does not take
     data = party.loop.datamodule
@@ -297,7 +307,7 @@ def _read_options(path: Path) -> dict[str, Any]:
     if unknown := given.keys() - {*NODE}:
         raise ConfigError(f"{path}: {min(unknown)}: the keys are {', '.join(NODE)}")
     defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
-    given = defaults | given
+    given = {**defaults, "accelerator": "auto", **given}
     for key in ("app", "folder", "socket"):
         holds = key not in given or isinstance(given[key], str)
         require_value(f"{path}: {key}", given.get(key), holds, "a path")
@@ -305,6 +315,26 @@ def _read_options(path: Path) -> dict[str, Any]:
     require_value(f"{path}: share_sizes", sizes, isinstance(sizes, bool), "true or false")
     check_whole(f"{path}: message_limit", given["message_limit"])
     return given
+
+
+def _device(path: Path, accelerator: Any) -> torch.device:
+    """Returns where a party trains: on its first GPU, or on the CPU.
+
+    Args:
+        path: The party's file.
+        accelerator: "cpu"; "gpu"; or "auto": a GPU if there is one.
+
+    Raises:
+        ConfigError: It is something else, or there is no GPU.
+    """
+    key = f"{path}: accelerator"
+    require_value(key, accelerator, accelerator in ("auto", "cpu", "gpu"), "auto, cpu or gpu")
+    is_there = torch.cuda.is_available()
+    if accelerator == "gpu" and not is_there:
+        raise ConfigError(f"{key}: gpu; PyTorch finds no CUDA GPU here, give auto or cpu")
+    if accelerator == "cpu" or not is_there:
+        return torch.device("cpu")
+    return torch.device("cuda", 0)
 
 
 def _read_run(path: Path, app: Path, data: Any) -> _Deployed:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pfl.clients.state_rows import Part
+
+TOGETHER = 1 << 18  # values of a tensor up to which its copy is cheaper than another collective
+PARTS = 3  # float32 numbers whose sum has all digits of a float64 number
 
 _timeout: timedelta | None = None  # how long one process waits for another
 
@@ -31,6 +34,84 @@ def sum_over_processes(values: Tensor) -> Tensor:
     if _several_processes():
         torch.distributed.all_reduce(values)
     return values
+
+
+class Gathered(NamedTuple):
+    """What `sum_and_gather` returns, on the CPU.
+
+    Attributes:
+        counts: The sums of the counts over processes.
+        numbers: The numbers of every process, by rank, float64 [processes, k].
+    """
+
+    counts: Tensor
+    numbers: Tensor
+
+
+def sum_and_gather(
+    sums: Sequence[Tensor], counts: Tensor, numbers: Tensor, like: Tensor
+) -> Gathered:
+    """Adds `sums` up over processes, in place, and tells all processes the numbers of each.
+
+    All of it travels in one tensor, but for sums that are long or not of the dtype of `like`: each
+    of these travels alone. Every process must call this function, with the same shapes.
+
+    Args:
+        sums: Tensors on the device of `like`.
+        counts: Small whole numbers, which are added up.
+        numbers: Numbers of this process with all their digits, float64 [k].
+        like: A tensor with the dtype and the device of what travels.
+    """
+    if not _several_processes():
+        return Gathered(counts, numbers[None])
+    # A process fills a row of its own: the sum with the zeros of the others is what it has sent.
+    processes = torch.distributed.get_world_size()
+    slots = like.new_zeros(processes, PARTS, len(numbers), device="cpu")
+    slots[torch.distributed.get_rank()] = in_parts(numbers, like.dtype)
+    head = torch.cat([slots.flatten(), counts.to(like.dtype)]).to(like.device)
+    short = []
+    for values in sums:
+        if values.dtype == like.dtype and values.numel() <= TOGETHER:
+            short.append(values)
+        else:
+            torch.distributed.all_reduce(values)
+    together = torch.cat([head, *(values.flatten() for values in short)])
+    torch.distributed.all_reduce(together)
+    head, *totals = together.split([len(head), *(values.numel() for values in short)])
+    for values, total in zip(short, totals, strict=True):
+        values.copy_(total.view_as(values))
+    head = head.cpu()
+    gathered = head[: slots.numel()].view_as(slots).double()
+    return Gathered(head[slots.numel() :], gathered.sum(1))
+
+
+def in_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns numbers of a dtype, [PARTS, k], whose sums in float64 are the float64 numbers [k].
+
+    Each part is what the parts before it have left over.
+
+    Example:
+        >>> parts = in_parts(torch.tensor([2**24 + 1], dtype=torch.float64), torch.float32)
+        >>> parts[:, 0].tolist()
+        [16777216.0, 1.0, 0.0]
+    """
+    parts = []
+    for _ in range(PARTS):
+        part = numbers.to(dtype)
+        parts.append(part)
+        numbers = numbers - part
+        numbers = numbers.where(numbers.isfinite(), 0.0)  # infinity has no rest
+    return torch.stack(parts)
+
+
+def first_says(value: bool) -> bool:
+    """Returns the `value` of the first process, on every process."""
+    if not _several_processes():
+        return value
+    told = torch.tensor([value])
+    group = _gloo_group(torch.distributed.group.WORLD)
+    torch.distributed.broadcast(told, 0, group=group)
+    return bool(told)
 
 
 def gather(value: Any) -> list[Any]:

@@ -29,7 +29,8 @@ from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
 from pfl.experiments.progress import Expected, Watch, say
-from pfl.experiments.workers import side_by_side, visible_cards, workers_that_fit
+from pfl.experiments.room import Room, used_memory, visible_cards
+from pfl.experiments.workers import side_by_side
 from pfl.files import content, make_folder, read_json, write_json
 from pfl.scores.runs import OUTCOME, Run
 
@@ -59,7 +60,8 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     Returns:
         `status` ("finished", or "diverged" if the models were no longer finite), `seconds`,
         `reused`, which is True for an earlier run, and else `again`, which names in words what has
-        changed since an earlier run of the same configuration.
+        changed since an earlier run of the same configuration, and `used`, the memory of this
+        process.
     """
     if known := finished_outcome(job, root, keep):
         return {**known, "reused": True}
@@ -98,7 +100,8 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     write_json(folder / OUTCOME, {**outcome, "label": job.label})
     changed = [key for key in ("code", "data") if before.get(key) not in (None, identity[key])]
     same = before.get("config") == identity["config"]
-    return {**outcome, "reused": False, "again": " and ".join(changed) if same else ""}
+    again = " and ".join(changed) if same else ""
+    return {**outcome, "reused": False, "again": again, "used": used_memory()}
 
 
 def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
@@ -303,13 +306,18 @@ def run_all(
     check_jobs([job for job in jobs if root / job.folder not in made], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)
     outcomes: dict[Path, Config] = {}
-    count, cards = places_for(jobs, len(jobs), workers)
+    room = room_for(jobs, len(jobs), workers)
     expected = [Expected.of(str(job), root / job.folder, job.config) for job in jobs]
     with Watch(expected, made, metric):
-        for job, outcome in side_by_side(work, jobs, count, cards):
+        if workers is None and len(jobs) > 1:
+            say(str(room))
+        for job, outcome in side_by_side(work, jobs, room):
+            used = outcome.pop("used", None)
             outcomes[job.folder] = outcome
             number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
             say(f"[{number}] {job}: {_outcome_words(outcome)}")
+            if room.note(used) and len(outcomes) < len(jobs):
+                say(str(room))
     return outcomes
 
 
@@ -325,10 +333,8 @@ def _outcome_words(outcome: Config) -> str:
     return words
 
 
-def places_for(
-    jobs: Iterable[Job], tasks: int, workers: int | None = None
-) -> tuple[int, list[str]]:
-    """Returns in how many processes these tasks take place, and the GPUs that these share out.
+def room_for(jobs: Iterable[Job], tasks: int, workers: int | None = None) -> Room:
+    """Returns the places for runs, and the GPUs that these share out.
 
     Runs on the CPU, and runs that take several GPUs each, share none out; the latter take place one
     at a time.
@@ -340,13 +346,12 @@ def places_for(
     """
     trainers = [job.config.get("trainer") or {} for job in jobs]
     if all(one.get("accelerator") == "cpu" for one in trainers):
-        cards = []
-    else:
-        cards = visible_cards()
+        return Room(tasks, workers)
+    cards = visible_cards()
     several = any(str(one.get("devices", 1)) not in ("1", "[0]", "None") for one in trainers)
     if cards and several:
-        return workers or 1, []
-    return workers or workers_that_fit(tasks, len(cards)), cards
+        return Room(tasks, workers or 1)
+    return Room(tasks, workers, cards)
 
 
 def check_jobs(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:

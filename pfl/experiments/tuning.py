@@ -24,11 +24,12 @@ from pfl.experiments.jobs import (
     code_version,
     data_version,
     execute,
-    places_for,
     read_run,
+    room_for,
     with_callback,
 )
 from pfl.experiments.progress import Expected, Watch, say
+from pfl.experiments.room import Used
 from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
@@ -180,7 +181,7 @@ class Tuning(Comparison):
         tried = [job.with_changes([nest(first[job.run])]) for job in places]
         check_jobs(tried, self.score, validated=True)
         work = functools.partial(tune_run, tuning=self, root=root)
-        count, cards = places_for(tried, len(places), jobs)
+        room = room_for(tried, len(places), jobs)
         trials = [
             Expected.of(f"{place.label}, trial {number + 1}", root / folder, place.config)
             for place in places
@@ -189,7 +190,13 @@ class Tuning(Comparison):
         ]
         made = {one.folder for one in trials if (one.folder / OUTCOME).is_file()}
         with Watch(trials, made, self.score):
-            found = {str(job): one for job, one in side_by_side(work, places, count, cards)}
+            if jobs is None and len(places) > 1:
+                say(str(room))
+            found: dict[str, Found] = {}
+            for job, one in side_by_side(work, places, room):
+                found[str(job)] = one
+                if room.note(one.used) and len(found) < len(places):
+                    say(str(room))
         return Tuned(self, [found[str(job)] for job in places])
 
 
@@ -205,6 +212,7 @@ class Found:
         best: The values of the best trial, by dotted key.
         score: The best trial's validation score, called `metric`.
         records: A row for each trial.
+        used: The memory of the trials' process; None: all trials were made before.
     """
 
     job: Job
@@ -212,6 +220,7 @@ class Found:
     score: float
     metric: str
     records: list[Config]
+    used: Used | None = None
 
     def cost(self) -> dict[str, int]:
         """Returns the numbers of trials, and their rounds, sample gradients and seconds."""
@@ -239,6 +248,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
     pruning["budget"] = tuning.limit and list(tuning.limit)
     records = []
     best = None
+    used = None
     for number in range(tuning.tune.trials):
         study.sampler = TPESampler(seed=int(_digest([tuning.tune.seed, job.label, number])[:8], 16))
         known = number < len(study.get_trials(deepcopy=False))
@@ -252,6 +262,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
             config = with_callback(config, PRUNING, {**pruning, "trial": number})
         one = Job(f"trial{number}", {}, job.seed, config)
         record = _try(study, trial, one, tuning, folder)
+        used = record.pop("used") or used
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
         if record["score"] is not None:
             score = f"{record['score']:.4f}"
@@ -269,7 +280,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
             f"tune: no trial of {job.label} has ended without diverging; change its space"
         )
     _, values, record = best
-    return Found(job, values, record["score"], record["selected_by"], records)
+    return Found(job, values, record["score"], record["selected_by"], records, used)
 
 
 def _trial_folders(place: Job, number: int, tune: Tune) -> list[Path]:
@@ -293,16 +304,18 @@ def _suggest(trial: Trial, key: str, values: list[Any] | Range) -> Any:
 
 
 def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> Config:
-    """Runs a trial in `folder`, unless it has ended, and returns its record."""
+    """Runs a trial in `folder`, unless it has ended; returns its record, and the memory `used`."""
     from optuna.trial import TrialState
 
     scores = list[float]()
     state = "finished"
     name = None
+    used = None
     costs: dict[str, float] = dict.fromkeys(COSTS, 0)
     for seed in range(job.seed, job.seed + tuning.tune.seeds):
         one = replace(job, seed=seed, config={**job.config, "seed_everything": seed})
         outcome = execute(one, folder)
+        used = outcome.get("used", used)
         run = read_run(one, folder, outcome)
         if run.rows:
             last = run.rows[-1]
@@ -327,6 +340,7 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
         "state": state,
         "score": sum(scores) / len(scores) if scores and state != "diverged" else None,
         "selected_by": name,
+        "used": used,
         **costs,
     }
     if known.state.is_finished():

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -20,25 +20,27 @@ from pfl.configuration.messages import quiet
 from pfl.configuration.user_code import mistake
 from pfl.distributed.launch import Ended
 from pfl.errors import ConfigError
-from pfl.machine import free_cores, free_memory
+from pfl.experiments.room import VISIBLE, Room
+from pfl.machine import RUNS_HERE, RUNS_ON_CARD
 
 T = TypeVar("T")
 R = TypeVar("R")
 END_SECONDS = 5.0  # for a process without tasks to end by itself
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-RUN_MEMORY = 2 << 30  # bytes that a run on a CPU may take, where nothing more is known
 
 
 class WorkerLost(RuntimeError):
     """A process that worked on a task has died; the message is one line."""
 
 
-def side_by_side(
-    work: Callable[[T], R],
-    tasks: Sequence[T],
-    workers: int,
-    cards: Sequence[str] = (),
-) -> Iterator[tuple[T, R]]:
+class _Worker(NamedTuple):
+    """A process, its task, and the GPU that it sees; None: all."""
+
+    process: BaseProcess
+    task: Any
+    card: str | None
+
+
+def side_by_side(work: Callable[[T], R], tasks: Sequence[T], room: Room) -> Iterator[tuple[T, R]]:
     """Yields each task with its result when it has ended; a process that dies raises WorkerLost.
 
     The executors of the standard library do not say which task a killed process worked on, and wait
@@ -47,43 +49,52 @@ def side_by_side(
     Args:
         work: What is done with each task.
         tasks: The tasks.
-        workers: Number of processes; one is this process.
-        cards: The GPUs as `CUDA_VISIBLE_DEVICES` names them; each process sees one of them, and
-            processes beyond their number share them. None of them: each process sees all.
+        room: How many of them are worked on at the same time, and on which GPU, whenever one has
+            ended. If there is never more than one, that is in this process.
     """
-    if workers == 1:
+    if room.most == 1:
         for task in tasks:
             yield task, work(task)
         return
     context = get_context("spawn")
     waiting = list(tasks)
-    threads = max(1, free_cores() // workers)
     processes: list[BaseProcess] = []
-    running: dict[Connection, tuple[BaseProcess, T]] = {}
+    running: dict[Connection, _Worker] = {}
 
-    def begin(pipe: Connection, process: BaseProcess) -> None:
+    def begin(pipe: Connection, process: BaseProcess, card: str | None) -> None:
         task = waiting.pop(0)
-        running[pipe] = process, task
+        running[pipe] = _Worker(process, task, card)
+        places = room.places
+        threads = max(1, room.cores // places.total)
         with suppress(OSError):  # a process that has died is met below
-            pipe.send(task)
+            pipe.send((task, threads, places.total, places.on.get(card, 1)))
+
+    def is_free(card: str | None) -> bool:
+        busy = sum(worker.card == card for worker in running.values())
+        return bool(waiting) and busy < room.places.on.get(card, 0)
+
+    def start() -> None:
+        for card in room.places.on:
+            while is_free(card):
+                ours, theirs = context.Pipe()
+                process: BaseProcess = context.Process(target=_serve, args=(theirs, work))
+                with _sees(card):
+                    process.start()
+                processes.append(process)
+                theirs.close()  # so that our end closes when the process dies
+                begin(ours, process, card)
 
     try:
-        for number in range(min(workers, len(tasks))):
-            ours, theirs = context.Pipe()
-            process: BaseProcess = context.Process(target=_serve, args=(theirs, work, threads))
-            with _sees(cards[number % len(cards)] if cards else None):
-                process.start()
-            processes.append(process)
-            theirs.close()  # so that our end closes when the process dies
-            begin(ours, process)
+        start()
         while running:
             for pipe in cast(list[Connection], connection.wait(list(running))):
-                process, task = running.pop(pipe)
+                process, task, card = running.pop(pipe)
                 yield task, _receive(pipe, process, task)
-                if waiting:
-                    begin(pipe, process)
+                if is_free(card):
+                    begin(pipe, process, card)
                 else:
                     pipe.close()  # the process ends
+                start()
         for process in processes:
             process.join(END_SECONDS)
     finally:  # an error or a signal ends all tasks
@@ -124,18 +135,20 @@ def _receive(pipe: Connection, process: BaseProcess, task: Any) -> Any:
     return result
 
 
-def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
+def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Works on the tasks of a pipe, one after another, until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
     sys.path.append(os.getcwd())  # for classes of the user
-    torch.set_num_threads(threads)
     quiet()
     while True:
         try:
-            task = pipe.recv()
+            task, threads, here, on_card = pipe.recv()
         except EOFError:
             return
+        torch.set_num_threads(threads)
+        os.environ[RUNS_HERE] = str(here)
+        os.environ[RUNS_ON_CARD] = str(on_card)
         try:
             answer: tuple[bool, Any] = True, work(task)
         except Ended as error:  # SIGTERM came in a round; the line is printed
@@ -155,24 +168,3 @@ def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
-
-
-def workers_that_fit(tasks: int, cards: int = 0) -> int:
-    """Returns how many runs fit on this machine: one on each card, or else by cores and memory."""
-    if cards:
-        return max(1, min(tasks, cards))
-    return max(1, min(tasks, free_cores(), free_memory() // RUN_MEMORY))
-
-
-def visible_cards() -> list[str]:
-    """Returns the GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-    else:
-        count = 0
-    named = os.environ.get(VISIBLE)
-    if named:
-        names = named.split(",")
-    else:
-        names = [str(number) for number in range(count)]
-    return names[:count]

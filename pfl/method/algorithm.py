@@ -106,6 +106,7 @@ class FederatedAlgorithm(Method):
         # Of the evaluation that runs. In a list, since a module in an attribute becomes a part.
         self._passing: list[Method] = []
         self._pass: Evaluation | None = None
+        self._loss_names: list[str] = []  # of the rounds so far, known to all processes
         self._rounds_apart = 1  # rounds between two scheduled evaluations
         self._loaded: dict[str, Any] | None = None
 
@@ -185,6 +186,7 @@ class FederatedAlgorithm(Method):
             trainer.fit_loop.max_epochs = allowed
         self._strict = self._strict or self.oracle.engine.strict
         self._checked_once = set()
+        self._loss_names = []
         self.transport = self._given or self._simulation()
         self.transport.set_up(self, self.stages, loop)
 
@@ -264,7 +266,9 @@ class FederatedAlgorithm(Method):
         """Runs a round."""
         method = self._acting("round")
         with self.in_full_precision():
-            done = run_round(method, cohort, self.transport, self.stages, self.context)
+            done = run_round(
+                method, cohort, self.transport, self.stages, self.context, self._loss_names
+            )
         self.row = done.row
         self.recorded = done.tables
         self._log_row(self.row)

@@ -51,6 +51,7 @@ class Party:
         client: The client's id.
         max_rounds: The number of rounds of the run, if it is known.
         dtype: The dtype of the models.
+        device: Where the client trains. What it receives may be anywhere.
 
     Raises:
         ConfigError: The method trains on the samples of all clients together.
@@ -63,6 +64,7 @@ class Party:
         client: int,
         max_rounds: int | None = None,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         if method.pooled:
             raise ConfigError(
@@ -70,7 +72,7 @@ class Party:
                 f"it cannot run where each client has its own"
             )
         loop.setup()
-        self.method = method.to(dtype)
+        self.method = method.to(device, dtype)
         self.loop = loop
         self.client = client
         single = dtype == torch.float32  # as the simulation, which stores nothing in 64-true
@@ -114,7 +116,7 @@ class Party:
             rows = states.get(name)
             if rows is None:
                 rows = store.initial(name)[None]
-            store.write(name, np.array([self.client]), rows)
+            store.write(name, np.array([self.client]), rows.to(self.method.device))
 
     def evaluate(
         self,
@@ -153,7 +155,8 @@ class Party:
         self.settle(task.counted)
         data = self.loop.client_data(method.device)
         clients = Clients(np.array([self.client]), task.round, data, split, work=task.work)
-        clients.received = dict(task.received)
+        received = task.received.items()
+        clients.received = {name: values.to(method.device) for name, values in received}
         clients.personal_messages = task.personal
         exchange.begin(method, self._stages, clients)
         return clients

@@ -40,6 +40,7 @@ def run_round(
     transport: Transport,
     stages: Stages,
     context: RunContext,
+    loss_names: list[str],
 ) -> RoundResult:
     """Runs one round, as the head of `pfl.method.hooks` says it.
 
@@ -49,13 +50,21 @@ def run_round(
         transport: Carries messages down and up, and has the clients trained.
         stages: What acts on messages between their sender and their reader.
         context: The facts of the run.
+        loss_names: The names of losses that the rounds before have had, to which new ones are
+            added.
 
     Raises:
         Diverged: A model, a state or a message is no longer finite.
     """
     progress = method.progress
     metrics = method.new_metrics()
-    totals = RoundTotals(stages.mean, method.states.messages, method.space.vector)
+    totals = RoundTotals(
+        stages.mean,
+        method.states.messages,
+        method.space.vector,
+        transport.expected(cohort),
+        loss_names,
+    )
     for stage in stages:
         stage.begin(cohort.round)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
+from pfl.distributed.collectives import (
+    gather,
+    gather_rows,
+    sum_and_gather,
+    sum_over_processes,
+)
 from pfl.method.log import Log
 from pfl.stages.mean import Arrived, Mean
 from pfl.stages.stage import Messages
@@ -70,12 +75,15 @@ class Counts:
 
 
 @dataclass
-class _Shared:
-    """What the processes of a round tell each other, as plain values."""
+class _Words:
+    """What the processes of a round tell each other as plain values.
 
-    counts: Counts
+    Attributes:
+        losses: By name, the sum of the losses over samples, and the number of these.
+        not_finite: Names of client states with a value that is not finite.
+    """
+
     losses: dict[str, np.ndarray]
-    ids: np.ndarray
     not_finite: set[str] = field(default_factory=set)
 
 
@@ -86,6 +94,9 @@ class RoundTotals:
         mean: Makes the means of messages.
         kept: The names of the messages that the server keeps for each client.
         like: A tensor with the dtype and the device of the sums.
+        expected: The ids of the clients whose messages may arrive at any process.
+        loss_names: The names of losses that all processes know, to which `reduce` adds new ones;
+            the same list for all rounds of a run.
 
     Attributes:
         counts: Numbers over the clients; after `reduce` over those of all processes.
@@ -94,7 +105,14 @@ class RoundTotals:
         not_finite: Names of client states with a value that is not finite; after `reduce`.
     """
 
-    def __init__(self, mean: Mean, kept: Iterable[str], like: Tensor) -> None:
+    def __init__(
+        self,
+        mean: Mean,
+        kept: Iterable[str],
+        like: Tensor,
+        expected: np.ndarray,
+        loss_names: list[str],
+    ) -> None:
         self.counts = Counts()
         self.log = Log()
         self.ids = np.empty(0, np.int64)
@@ -102,6 +120,8 @@ class RoundTotals:
         self._mean = mean
         self._kept = frozenset(kept)
         self._like = like
+        self._expected = np.unique(expected)
+        self._loss_names = loss_names
         self._sums: dict[str, Tensor] = {}
         self._rows: dict[str, list[Tensor]] = {}
         self._singles: dict[str, list[Tensor]] = {}
@@ -160,9 +180,11 @@ class RoundTotals:
         self.counts.add(Counts(down=down, lost=len(clients), gradients=log.gradients))
 
     def reduce(self) -> None:
-        """Adds counts and losses up over all processes. Every process must call it.
+        """Adds sums, counts and losses up over all processes. Every process must call it.
 
-        It also finds the client states that are not finite.
+        It also finds the client states that are not finite. All of it is one tensor, if the
+        messages are short; only names that another process may not know travel as words: those of
+        losses that no round before has had, and those of states that are not finite.
         """
         losses = {}
         for name, logged in self.log.losses.items():
@@ -170,17 +192,36 @@ class RoundTotals:
             values = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
             # Sorted, because threads log in any order.
             losses[name] = np.array([np.sort(values * counts).sum(), counts.sum()])
-        ids = np.concatenate([self.ids, *self._row_ids])
         bad = not_finite({name: torch.cat(ends) for name, ends in self._ranges.items()})
-        of_all = gather(_Shared(self.counts, losses, ids, bad))
-        self._local_ids = ids
-        self.ids = np.sort(np.concatenate([one.ids for one in of_all]))
+        known = self._loss_names
+        has_news = bool(bad or losses.keys() - {*known})
+        entries = [losses.get(name, np.zeros(2)) for name in known]
+        numbers = np.concatenate([[has_news], astuple(self.counts), *entries])
+        ids = np.concatenate([np.empty(0, np.int64), *self._row_ids])
+        arrived = np.bincount(np.searchsorted(self._expected, ids), minlength=len(self._expected))
+        of_all = sum_and_gather(
+            list(self._sums.values()),
+            torch.from_numpy(arrived),
+            torch.from_numpy(numbers),
+            self._like,
+        )
+        self._own_ids = ids
+        self.ids = np.repeat(self._expected, of_all.counts.long().numpy())
+        rows = of_all.numbers.numpy()
+        first = len(numbers) - 2 * len(known)  # of the losses
         self.counts = Counts()
-        for one in of_all:
-            self.counts.add(one.counts)
+        for row in rows.tolist():
+            self.counts.add(Counts(*row[1:first]))
+        if rows[:, 0].any():
+            words = gather(_Words(losses, bad))
+        else:
+            table = rows[:, first:].reshape(len(rows), len(known), 2)
+            words = [_Words(dict(zip(known, of_one, strict=True))) for of_one in table]
+        for one in words:
             self.not_finite |= one.not_finite
             for name, entry in one.losses.items():  # a process without clients has logged nothing
                 self._losses[name] = self._losses.get(name, 0) + entry
+        known.extend(sorted(self._losses.keys() - {*known}))
 
     def mean_losses(self) -> dict[str, float]:
         """Returns the mean of each loss over samples and processes; after `reduce`.
@@ -203,9 +244,7 @@ class RoundTotals:
             sizes: Number of samples of every client by id, int64.
             metrics: Numbers of the round's row, to which some may be added.
         """
-        arrived = Arrived(self.ids, sizes[self.ids], self.counts.samples)
-        for name, total in self._sums.items():
-            arrived.sums[name] = sum_over_processes(total)
+        arrived = Arrived(self.ids, sizes[self.ids], self.counts.samples, self._sums)
         for name, parts in self._singles.items():
             arrived.rows[name] = self._gather(parts)
         means = self._mean.means(arrived, metrics)
@@ -218,7 +257,7 @@ class RoundTotals:
     def _gather(self, parts: list[Tensor]) -> Tensor:
         """Returns the rows of all processes, [n, K], in the order of `ids`."""
         rows = parts[0].new_zeros(len(self.ids), parts[0].shape[1])
-        places = np.searchsorted(self.ids, self._local_ids)
+        places = np.searchsorted(self.ids, self._own_ids)
         rows[torch.from_numpy(places)] = torch.cat(parts)
         return sum_over_processes(rows)
 

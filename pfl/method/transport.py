@@ -87,6 +87,10 @@ class Transport(ABC):
             read: What the server makes of messages as they come.
         """
 
+    def expected(self, cohort: Cohort) -> np.ndarray:
+        """Returns the ids of the clients that `train` may yield at any process."""
+        return cohort.ids
+
     @abstractmethod
     def settle(self, method: Method, group: Group) -> None:
         """Has clients keep their new states if their messages have arrived, or forget them."""
@@ -174,6 +178,9 @@ class Simulation(Transport):
 
 class Pooled(Simulation):
     """One process trains on the samples of all clients of the population, as those of client 0."""
+
+    def expected(self, cohort: Cohort) -> np.ndarray:
+        return np.zeros(1, np.int64)
 
     def train(
         self, method: Method, cohort: Cohort, download: Messages, read: Read

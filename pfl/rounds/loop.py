@@ -25,6 +25,7 @@ from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import check_whole, require_value
 from pfl.errors import ConfigError
+from pfl.machine import runs_here, runs_on_card
 from pfl.randomness import DrawKey, Secret, Seeded
 from pfl.rounds.clock import Clock
 from pfl.rounds.cohort import Cohort
@@ -288,14 +289,16 @@ class FederatedLoop(LightningDataModule):
         """Returns a new store for client states, with this loop's share of the memory."""
         memory = None if self.state_memory is None else int(self.state_memory * 2**30)
         processes = self.trainer.num_devices if self.trainer else 1
+        if memory is None:
+            processes *= runs_here()
         share = {"memory": memory, "processes": processes, "sharing": self.sharing}
         return ClientStore(self.num_clients, device=device, **share)
 
     @property
     def sharing(self) -> int:
-        """Number of processes that share a device."""
+        """Number of processes that share a device, those of runs beside this one included."""
         strategy = self.trainer.strategy if self.trainer else None
-        return getattr(strategy, "processes_per_device", 1)
+        return getattr(strategy, "processes_per_device", 1) * runs_on_card()
 
     def __str__(self) -> str:
         # Lightning's own text goes through the loaders, which have chunks only during a run.

@@ -80,7 +80,8 @@ def make_worker(client: int, folder: Path, run: Mapping[str, Any]) -> Worker:
         data.classes = classes
         method = make(run["name"], run["settings"], run["normalized"])
         loop = FederatedLoop(data, stages=stages(run), **run["loop"])
-        return Party(method, loop, client, run["rounds"], torch.float64)
+        device = run.get("device", "cpu")
+        return Party(method, loop, client, run["rounds"], torch.float64, device)
 
     return Worker(client, dict(run), data.facts(sizes=True), build, folder)
 

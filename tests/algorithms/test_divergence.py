@@ -110,7 +110,7 @@ def test_a_client_state_is_checked_as_it_is_stored(fit, dtype, overflows):
 
 
 def test_the_states_of_another_process_end_the_run_in_this_one(monkeypatch):
-    totals = RoundTotals(WeightedMean("uniform"), (), torch.zeros(1))
+    totals = RoundTotals(WeightedMean("uniform"), (), torch.zeros(1), np.array([0]), [])
     data = small_world()
     data.setup()
     clients = Clients(np.array([0]), 0, ClientData(data))

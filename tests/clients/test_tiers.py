@@ -10,6 +10,7 @@ import torch
 from datamodules import DigitsDataModule
 from pfl import FederatedLoop
 from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, mapped
+from pfl.machine import RUNS_HERE, RUNS_ON_CARD
 
 FREE = 1 << 20
 ROW = 10  # floats, 40 bytes
@@ -70,6 +71,19 @@ def test_a_store_takes_half_of_the_memory_that_is_free(monkeypatch):
     monkeypatch.setattr("pfl.clients.memory_tiers.free_memory", lambda: 4000)
     assert Tiers().limit["memory"] == 2000
     assert Tiers(processes=2).limit["memory"] == 1000
+
+
+def test_runs_beside_each_other_share_the_machine_and_the_card(monkeypatch):
+    """Of four runs three have the same GPU, each with two processes."""
+    monkeypatch.setattr("pfl.clients.memory_tiers.free_memory", lambda: 4000)
+    monkeypatch.setenv(RUNS_HERE, "4")
+    monkeypatch.setenv(RUNS_ON_CARD, "3")
+    loop = FederatedLoop(DigitsDataModule(4))
+    assert loop.client_store(torch.device("cpu")).tiers.limit["memory"] == 4000 // 2 // 4
+    loop.trainer = SimpleNamespace(strategy=SimpleNamespace(processes_per_device=2))
+    assert loop.sharing == 6
+    given = FederatedLoop(DigitsDataModule(4), state_memory=1.0)  # is what the user says
+    assert given.client_store(torch.device("cpu")).tiers.limit["memory"] == 2**30
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists how memory is used")

@@ -77,8 +77,8 @@ def end(*_):
 def simulate(tmp_path):
     """Trains a method in the simulation."""
 
-    def train(name, **loop):
-        method = make(name, dict(BATCHES), normalized=False)
+    def train(name, normalized=False, **loop):
+        method = make(name, dict(BATCHES), normalized)
         loop |= dict(evaluate=("test",), clients_at_once=1)
         data = small_world(classes=METHODS[name].classes)
         return run(method, data, ROUNDS, root=tmp_path / "simulation", **loop)

@@ -198,6 +198,7 @@ def test_options_of_a_party_are_read_strictly(app):
     file = app / "party.yaml"
     wrong = {
         "share_sizes": ["false", "no", 0, None],
+        "accelerator": ["cuda", "mps", 0, True, None, ["gpu"]],
         "message_limit": [-1, 0, "5GB", 1.5, True, None],
         "folder": [5, None],
         "socket": [True],

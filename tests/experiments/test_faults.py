@@ -19,6 +19,7 @@ from pfl.experiments import Comparison
 from pfl.experiments.callbacks import open_study, trial_of
 from pfl.experiments.grid import Job, nest
 from pfl.experiments.jobs import _version_of, code_version, data_version, execute
+from pfl.experiments.room import Room
 from pfl.experiments.workers import WorkerLost, side_by_side
 from tests.commands import ROOT, call
 from tests.experiments.test_compare import RUNS, comparison
@@ -192,11 +193,12 @@ COMMAND = """
 import sys
 from pfl.cli import main
 from pfl.cli import commands
+from pfl.experiments.room import Room
 from pfl.experiments.workers import WorkerLost, side_by_side
 from tests.experiments.test_faults import sleep
 
 def report(_):
-    list(side_by_side(sleep, {tasks}, 2))
+    list(side_by_side(sleep, {tasks}, Room(2, 2)))
 
 
 commands.report = report
@@ -268,7 +270,7 @@ def test_tasks_do_not_begin_after_one_has_failed(tmp_path):
     """The other process may have made a task, and may have begun another one."""
     tasks = [str(tmp_path / str(number)) for number in range(20)]
     with refused("fail_first failed: ValueError: "):
-        list(side_by_side(fail_first, tasks, 2))
+        list(side_by_side(fail_first, tasks, Room(20, 2)))
     assert len(list(tmp_path.iterdir())) <= 2
 
 
@@ -281,7 +283,7 @@ def end_after(task: str) -> str:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_process_that_dies_between_two_tasks_is_one_line():
-    work = side_by_side(end_after, ["a", "b", "c", "d"], 2)
+    work = side_by_side(end_after, ["a", "b", "c", "d"], Room(4, 2))
     next(work)
     time.sleep(1)
     with pytest.raises(WorkerLost, match=r"^[abcd]: its process ended with 3; the same command"):

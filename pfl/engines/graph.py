@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ Work = Callable[[], None]
 Record = Callable[[Work, torch.device, Any], Work]
 """Records what a function does on a device, with memory of a pool; returns what does it again."""
 
-TERMS = ("shift", "offset", "scale", "mask", "part")
+TENSORS = ("shift", "offset", "scale", "mask", "part")
 RECORDED = 32
 """How many recorded steps an engine keeps: one for each shape."""
 STEPS = 64
@@ -77,11 +76,11 @@ class Shape(NamedTuple):
 
     Attributes:
         clients, samples: How many clients it has room for, and samples of each.
-        source: Where the samples are read: the address and number of lasting ones; None: the
+        source: Where the samples are read: the addresses and number of lasting ones; None: the
             samples of a step are copied to a place of the recording.
         inputs, targets: Shape and dtype of a sample's input and target.
-        terms: Which terms of a `Step` there are; None: the gradient is written down, and no step is
-            taken.
+        terms: The terms of a `Step` that there are; None: the gradient is written down, and no step
+            is taken.
     """
 
     clients: int
@@ -89,26 +88,24 @@ class Shape(NamedTuple):
     source: tuple[int, int, int] | None
     inputs: tuple[torch.Size, torch.dtype]
     targets: tuple[torch.Size, torch.dtype]
-    terms: tuple[bool, ...] | None
+    terms: frozenset[str] | None
 
 
 class Places:
     """Where recordings read and write models and the terms of a step, at fixed addresses.
 
+    Args:
+        v: Models, [C, P].
+
     Attributes:
-        v, shift, offset, scale, mask: As in `Step`, with room for more clients; None: not needed
-            so far.
-        part: As in `Step`.
+        v: Room for as many models.
+        terms: The tensors of a `Step` by name, with room for as many clients.
         numbers: The learning rate with a minus, the factor, threshold and decay of a step, [4].
     """
 
     def __init__(self, v: Tensor) -> None:
         self.v = v.new_zeros(room(len(v)), v.shape[1])
-        self.shift: Tensor | None = None
-        self.offset: Tensor | None = None
-        self.scale: Tensor | None = None
-        self.mask: Tensor | None = None
-        self.part: Tensor | None = None
+        self.terms: dict[str, Tensor] = {}
         self.numbers = v.new_zeros(4)
         self._known: tuple[float, ...] = ()
 
@@ -121,56 +118,62 @@ class Places:
         self.v[: len(v)].copy_(v)
         if step is None:
             return
-        for name in TERMS:
+        for name in TENSORS:
             term = getattr(step, name)
             if term is None:
                 continue
-            if getattr(self, name) is None:
-                rows = () if name == "part" else (len(self.v),)
-                shape = (*rows, *term.shape[len(rows) :])
-                setattr(self, name, term.new_zeros(shape))
-            getattr(self, name)[: len(term)].copy_(term)
+            if name not in self.terms:
+                shape = term.shape
+                if name != "part":
+                    shape = (len(self.v), *term.shape[1:])
+                self.terms[name] = term.new_zeros(shape)
+            self.terms[name][: len(term)].copy_(term)
         numbers = (-step.lr, step.shrink, step.threshold, step.decay)
         if numbers != self._known:
             self._known = numbers
             self.numbers.copy_(torch.tensor(numbers, dtype=self.numbers.dtype))
 
-    def move(self, rows: int, u: Tensor, g: Tensor, terms: tuple[bool, ...]) -> None:
+    def point(self, rows: int, terms: frozenset[str]) -> Tensor:
+        """Returns where the first rows' gradients are taken, as `Step.gradient_point`."""
+        v = self.v[:rows]
+        if "offset" not in terms:
+            return v
+        if "scale" in terms:
+            v = self.terms["scale"][:rows] * v
+        return self.terms["offset"][:rows] + v
+
+    def move(self, rows: int, u: Tensor, g: Tensor, terms: frozenset[str]) -> None:
         """Takes the step of the first rows of v along -g, as `Step` has it, with these terms."""
-        shifts, _, _, masks, selects, shrinks, has_threshold, decays = terms
         rate, shrink, threshold, decay = self.numbers.unbind()
         v = self.v[:rows]
         moved = v
-        if selects:
+        if "part" in terms:
             moved = v.clone()
-        if shrinks:
+        if "shrink" in terms:
             moved.mul_(shrink)
         moved.addcmul_(g, rate)
-        if decays:
+        if "decay" in terms:
             moved.addcmul_(u, rate * decay)
-        if shifts:
-            moved.add_(self.shift[:rows])
-        if has_threshold:
+        if "shift" in terms:
+            moved.add_(self.terms["shift"][:rows])
+        if "threshold" in terms:
             moved.copy_(moved.sign() * (moved.abs() - threshold).clamp_min(0))
-        if masks:
-            moved.mul_(self.mask[:rows])
-        if selects:
-            torch.where(self.part, moved, v, out=v)
-
-    def point(self, rows: int, terms: tuple[bool, ...]) -> Tensor:
-        """Returns where the first rows' gradients are taken, as `Step.gradient_point`."""
-        v = self.v[:rows]
-        if self.offset is None or not terms[1]:
-            return v
-        if self.scale is None or not terms[2]:
-            return self.offset[:rows] + v
-        return self.offset[:rows] + self.scale[:rows] * v
+        if "mask" in terms:
+            moved.mul_(self.terms["mask"][:rows])
+        if "part" in terms:
+            torch.where(self.terms["part"], moved, v, out=v)
 
 
-def terms_of(step: Step) -> tuple[bool, ...]:
-    """Returns which tensors a step has, and whether it shrinks, has a threshold and a decay."""
-    tensors = [getattr(step, name) is not None for name in TERMS]
-    return (*tensors, step.shrink != 1, step.threshold > 0, step.decay > 0)
+def terms_of(step: Step) -> frozenset[str]:
+    """Returns the names of the terms that a step has besides its learning rate."""
+    terms = {name for name in TENSORS if getattr(step, name) is not None}
+    if step.shrink != 1:
+        terms.add("shrink")
+    if step.threshold > 0:
+        terms.add("threshold")
+    if step.decay > 0:
+        terms.add("decay")
+    return frozenset(terms)
 
 
 class RecordedStep:
@@ -181,7 +184,6 @@ class RecordedStep:
         places: The models and the terms of the step.
         shape: The sizes and terms.
         block: Steps of this shape; lasting samples are read where they are.
-        record: Records work.
 
     Attributes:
         losses: The losses of the steps that were laid out last, [steps, clients].
@@ -189,9 +191,7 @@ class RecordedStep:
         steps: How many steps can be laid out at a time.
     """
 
-    def __init__(
-        self, inner: Engine, places: Places, shape: Shape, block: StepBlock, record: Callable
-    ) -> None:
+    def __init__(self, inner: Engine, places: Places, shape: Shape, block: StepBlock) -> None:
         v = places.v
         device = v.device
         A = shape.clients
@@ -217,30 +217,39 @@ class RecordedStep:
         self.g = v.new_zeros(0)
         if terms is None:
             self.g = torch.zeros_like(v[:A])
-        sizes = torch.full([A], B, device=device)
+        self.sizes = torch.full([A], B, device=device)
+        self.inner = inner
+        self.places = places
+        self.terms = terms
 
-        def work() -> None:
-            picks = self.picks.index_select(0, self.step).flatten()
-            inputs = scaled(self.inputs.index_select(0, picks)).unflatten(0, (A, B))
-            targets = self.targets.index_select(0, picks).unflatten(0, (A, B))
-            weights = self.weights.index_select(0, self.step)[0]
-            batch = Batch(cast(inputs, v.dtype), cast(targets, v.dtype), [B] * A, weights=weights)
-            batch.sizes = sizes
-            batch.row_seeds = self.seeds.index_select(0, self.step)[0]
-            u = v[:A]
-            if terms is not None:
-                u = places.point(A, terms)
-            loss, g = inner.gradient(u, batch)
-            self.losses.index_copy_(0, self.step, loss.to(v.dtype)[None])
-            if terms is None:
-                self.g.copy_(g)
-            else:
-                places.move(A, u, g, terms)
-            self.step.add_(1).remainder_(self.steps)
+    def record(self, record: Record, pool: Any) -> None:
+        """Records the step; the models are as before afterwards."""
+        v = self.places.v[: len(self.sizes)]
+        before = v.clone()
+        self.replay = record(self._take, v.device, pool)
+        v.copy_(before)
 
-        before = v[:A].clone()
-        self.replay = record(work, device)
-        v[:A].copy_(before)
+    def _take(self) -> None:
+        """Takes the next step that was laid out, or writes its gradient down."""
+        A, B = self.picks.shape[1:]
+        v = self.places.v
+        picks = self.picks.index_select(0, self.step).flatten()
+        inputs = scaled(self.inputs.index_select(0, picks)).unflatten(0, (A, B))
+        targets = self.targets.index_select(0, picks).unflatten(0, (A, B))
+        weights = self.weights.index_select(0, self.step)[0]
+        batch = Batch(cast(inputs, v.dtype), cast(targets, v.dtype), [B] * A, weights=weights)
+        batch.sizes = self.sizes
+        batch.row_seeds = self.seeds.index_select(0, self.step)[0]
+        u = v[:A]
+        if self.terms is not None:
+            u = self.places.point(A, self.terms)
+        loss, g = self.inner.gradient(u, batch)
+        self.losses.index_copy_(0, self.step, loss.to(v.dtype)[None])
+        if self.terms is None:
+            self.g.copy_(g)
+        else:
+            self.places.move(A, u, g, self.terms)
+        self.step.add_(1).remainder_(self.steps)
 
     def lay_out(self, block: StepBlock, first: int) -> int:
         """Puts the samples of the steps of a block from `first` on in place; returns how many."""
@@ -363,7 +372,7 @@ class GraphEngine(Engine):
         return self._places
 
     def _recorded_step(
-        self, places: Places, block: StepBlock, terms: tuple[bool, ...] | None
+        self, places: Places, block: StepBlock, terms: frozenset[str] | None
     ) -> RecordedStep:
         """Returns the recording of the steps of a block, which is made if there is none."""
         _, A, B = block.picks.shape
@@ -376,8 +385,8 @@ class GraphEngine(Engine):
         shape = Shape(min(room(A), len(places.v)), B, source, kinds[0], kinds[1], terms)
         one = self._recorded.get(shape)
         if one is None:
-            record = partial(self._record, pool=self._pool)
-            one = RecordedStep(self.inner, places, shape, block, record)
+            one = RecordedStep(self.inner, places, shape, block)
+            one.record(self._record, self._pool)
             self._recorded[shape] = one
             if len(self._recorded) > RECORDED:
                 self._recorded.popitem(last=False)

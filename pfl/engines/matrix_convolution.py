@@ -63,7 +63,8 @@ class MatrixConv2d(nn.Conv2d):
     """A convolution of stride 1 whose windows are written down and multiplied with the kernels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        above, left = self.padding
+        padding: Any = self.padding
+        above, left = padding
         if above or left:
             x = nn.functional.pad(x, (left, left, above, above))
         y: Tensor = Convolution.apply(x, self.weight)

@@ -1,4 +1,4 @@
-"""The choice between engines on a GPU, where nothing but a measurement tells which one is fastest."""
+"""The choice between engines on a GPU, where only a measurement tells which one is fastest."""
 
 from __future__ import annotations
 

@@ -94,34 +94,38 @@ def all_cases(peers: bool) -> list[Case]:
 
 def _timed() -> Iterator[Case]:
     for key in W:
-        yield from _ours(key, "fp32", OF_CHAINS.get(key, ENGINES))
-        yield from _hand(key, "fp32", HAND)
-        yield from _peers(key, "pfl-research", "fedjax")
+        yield from _ours(key, "fp32", ("auto",))
+        yield from _hand(key, "fp32", ("plain", *FASTEST.get(key, ("graph", "func-graph"))))
     yield from _ours("PFLlib", "fp32", ("auto",))
     yield _evaluated("PFLlib")
-    yield from _hand("PFLlib", "fp32", ("plain", "graph", "func-graph"))
+    yield from _hand("PFLlib", "fp32", ("graph",))
     yield from _peers("PFLlib", "pfllib")
-    yield from _ours("CIFAR", "fp32", ENGINES)
-    yield from _hand("CIFAR", "fp32", HAND)
+    yield from _ours("CIFAR", "fp32", ("auto",))
+    yield from _hand("CIFAR", "fp32", ("plain", "graph", "func-graph"))
     yield from _peers("CIFAR", "pfl-research", "fedjax")
     for key in FLUTE:
         yield from _ours(key, "fp32", ("auto",))
-        yield from _hand(key, "fp32", ("plain", "graph"))
+        yield from _hand(key, "fp32", ("graph",))
     for key in ("W3x100", "W3x1000"):
         yield from _ours(key, "fp32", ("auto",))
-        yield from _hand(key, "fp32", ("graph", "func", "func-graph"))
+        yield from _hand(key, "fp32", ("func-graph",))
     yield from _ours("FedCLUP", "fp32", ("auto",))
     yield from _ours("FedSLR", "fp32", ("auto",))
     yield Case(
         "EVALUATION/fp32/ours-evaluated", "ours", {"do": "evaluation", "shape": "EVALUATION"}
     )
     yield from _ours("LoRA", "fp32", ("auto",))
-    yield from _hand("LoRA", "fp32", ("plain", "foreach", "graph"))
+    yield from _hand("LoRA", "fp32", ("plain", "graph"))
     for precision in ("tf32", "bf16"):
         yield Case(f"rate/{precision}", "ours", {"do": "rate", "precision": precision})
         for key in (*W, "CIFAR"):
             yield from _ours(key, precision, ("auto",))
             yield from _hand(key, precision, FASTEST.get(key, ("func-graph",)))
+    for key in W:
+        yield from _peers(key, "pfl-research", "fedjax")
+    for key in (*W, "CIFAR"):
+        yield from _ours(key, "fp32", ("sequential", "vmap"))
+        yield from _hand(key, "fp32", ("foreach", "func"))
     for key in ("W2", "W3", "W5"):
         yield from _hand(key, "fp32", ("compile",))
 

@@ -49,6 +49,9 @@ def run(peer: str, folder: Path, task: Path, device: str, limit: float) -> dict[
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # other processes have memory of the card, too
+        # Float32 without TF32, as our side.
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
     }
     child = subprocess.Popen(
         [sys.executable, str(script), str(task), device],

@@ -66,6 +66,17 @@ class Rule(NamedTuple):
         )
 
 
+def follow_adam(rule: Rule, v: Tensor, second: Tensor, lr: float) -> None:
+    """Computes v <- v - lr direction of Adam, for all devices."""
+    d = rule.gradient
+    rule.first.lerp_(d, rule.gain)
+    second.mul_(rule.beta_2).addcmul_(d, d, value=1 - rule.beta_2)
+    rest = 1 - torch.pow(rule.beta, rule.taken)
+    root = (1 - torch.pow(rule.beta_2, rule.taken)).sqrt()
+    divisor = second.sqrt().mul_((rest / root).to(v.dtype)).add_((rule.eps * rest).to(v.dtype))
+    v.addcdiv_(rule.first, divisor, value=-lr)
+
+
 def _no_tensors() -> list[Tensor]:
     none: list[Tensor] = []
     return none
@@ -104,12 +115,7 @@ def follow(rule: Rule, v: Tensor, lr: float, shrink: float) -> None:
         )
         return
     if second is not None:
-        rule.first.lerp_(d, rule.gain)
-        second.mul_(rule.beta_2).addcmul_(d, d, value=1 - rule.beta_2)
-        rest = 1 - torch.pow(rule.beta, rule.taken)
-        root = (1 - torch.pow(rule.beta_2, rule.taken)).sqrt()
-        divisor = second.sqrt().mul_((rest / root).to(v.dtype)).add_((rule.eps * rest).to(v.dtype))
-        v.addcdiv_(rule.first, divisor, value=-lr)
+        follow_adam(rule, v, second, lr)
         return
     if rule.gain == 1.0:
         torch.add(d, rule.first, alpha=rule.beta, out=rule.first)

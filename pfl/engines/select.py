@@ -46,7 +46,12 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
     if requested == "debug":
         return DebugEngine(runner)
     reason = _obstacle(runner)
-    may_be_chain = requested == "auto" and runner.buffers.size > 0 and not runner.is_stochastic
+    may_be_chain = (
+        requested == "auto"
+        and runner.buffers.size > 0
+        and not runner.is_stochastic
+        and Chain.of(runner.network, runner.space, batch.inputs[0], runner.buffers) is not None
+    )
     if reason is None or may_be_chain:
         w = runner.space.vector.detach().clone()[None]
         if _has_body(runner):  # two models that differ, as adapters begin at 0

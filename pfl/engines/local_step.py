@@ -66,6 +66,22 @@ class Rule(NamedTuple):
         )
 
 
+def follow_adam(rule: Rule, v: Tensor, second: Tensor, lr: float) -> None:
+    """Computes v <- v - lr direction of Adam, for all devices."""
+    d = rule.gradient
+    rule.first.lerp_(d, rule.gain)
+    second.mul_(rule.beta_2).addcmul_(d, d, value=1 - rule.beta_2)
+    rest = 1 - torch.pow(rule.beta, rule.taken)
+    root = (1 - torch.pow(rule.beta_2, rule.taken)).sqrt()
+    divisor = second.sqrt().mul_((rest / root).to(v.dtype)).add_((rule.eps * rest).to(v.dtype))
+    v.addcdiv_(rule.first, divisor, value=-lr)
+
+
+def _no_tensors() -> list[Tensor]:
+    none: list[Tensor] = []
+    return none
+
+
 @scripted
 def follow(rule: Rule, v: Tensor, lr: float, shrink: float) -> None:
     """Computes v <- shrink v - lr direction, after the gradient was put into the rule."""
@@ -79,18 +95,32 @@ def follow(rule: Rule, v: Tensor, lr: float, shrink: float) -> None:
     if shrink != 1.0:
         v.mul_(shrink)
     rule.taken.add_(1)
-    if second is not None:
-        rule.first.lerp_(d, rule.gain)
-        second.mul_(rule.beta_2).addcmul_(d, d, value=1 - rule.beta_2)
-        rest = 1 - torch.pow(rule.beta, rule.taken)
-        root = (1 - torch.pow(rule.beta_2, rule.taken)).sqrt()
-        divisor = second.sqrt().mul_((rest / root).to(v.dtype)).add_((rule.eps * rest).to(v.dtype))
-        v.addcdiv_(rule.first, divisor, value=-lr)
+    if second is not None and v.device.type == "cpu":
+        # The kernel of torch.optim, twice as fast. Lists of rows that are made one by one would
+        # hide from TorchScript that it changes them.
+        torch._fused_adam_(
+            v.unbind(0),
+            d.unbind(0),
+            rule.first.unbind(0),
+            second.unbind(0),
+            _no_tensors(),
+            rule.taken.to(torch.float32).unbind(0),
+            lr=lr,
+            beta1=rule.beta,
+            beta2=rule.beta_2,
+            weight_decay=0.0,
+            eps=rule.eps,
+            amsgrad=False,
+            maximize=False,
+        )
         return
-    rule.first.mul_(rule.beta)
+    if second is not None:
+        follow_adam(rule, v, second, lr)
+        return
     if rule.gain == 1.0:
-        rule.first.add_(d)
+        torch.add(d, rule.first, alpha=rule.beta, out=rule.first)
     else:
+        rule.first.mul_(rule.beta)
         gain = torch.full_like(rule.taken, rule.gain).masked_fill_(rule.taken == 1, 1)
         rule.first.addcmul_(d, gain.to(d.dtype))
     if rule.nesterov:

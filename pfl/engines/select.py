@@ -46,7 +46,12 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
     if requested == "debug":
         return DebugEngine(runner)
     reason = _obstacle(runner)
-    may_be_chain = requested == "auto" and runner.buffers.size > 0 and not runner.is_stochastic
+    may_be_chain = (
+        requested == "auto"
+        and runner.buffers.size > 0
+        and not runner.is_stochastic
+        and Chain.of(runner.network, runner.space, batch.inputs[0], runner.buffers) is not None
+    )
     if reason is None or may_be_chain:
         w = runner.space.vector.detach().clone()[None]
         if _has_body(runner):  # two models that differ, as adapters begin at 0
@@ -54,6 +59,8 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
             x = batch.inputs
             y = batch.targets
             batch = Batch(torch.cat([x, x]), torch.cat([y, y]), 2 * batch.counts)
+        if runner.buffers.size:
+            batch = _with_more_samples(batch)
         # A copy of the inputs, since a network may change what it is given.
         copied = Batch(batch.inputs.clone(), batch.targets, batch.counts)
         start = runner.buffers.read(runner.network, w).expand(len(w), -1)
@@ -92,6 +99,19 @@ def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
         f"features; {engine.name} sees the outputs alone"
     )
     return chosen
+
+
+def _with_more_samples(batch: Batch) -> Batch:
+    """Returns a batch of four times as many samples: the given ones and changed copies.
+
+    BatchNorm of two samples is nearly a sign, whose rounding errors would hide what is equal.
+    """
+    x = batch.inputs
+    if not x.is_floating_point():
+        return batch
+    inputs = torch.cat([(1 + k / 4) * x.roll(k, -1) for k in range(4)], 1)
+    targets = torch.cat([batch.targets] * 4, 1)
+    return Batch(inputs, targets, [4 * count for count in batch.counts])
 
 
 def _candidates(

@@ -202,6 +202,7 @@ def test_a_batch_of_one_sample_is_refused():
     ids=["average", "local", "FedBN"],
 )
 def test_a_run_ends_where_the_sequential_engine_ends(tmp_path, threads, kind, own):
+    """With one thread and with two; momentum `None` counts batches, whose means are averaged."""
     ends = []
     for number, engine in ((1, "sequential"), (1, "auto"), (2, "auto")):
         threads(number)
@@ -220,3 +221,45 @@ def test_a_run_ends_where_the_sequential_engine_ends(tmp_path, threads, kind, ow
         ends.append((method.global_model, method.global_buffers, method.row["train/loss"]))
     for end in ends[1:]:
         torch.testing.assert_close(end, ends[0], rtol=1e-9, atol=1e-11)
+
+
+def test_two_samples_are_enough_to_choose_the_engine():
+    """In float32, where BatchNorm of two samples is all but a sign."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.BatchNorm1d(40), nn.ReLU())
+    network = nn.Sequential(network, nn.Linear(40, 40), nn.BatchNorm1d(40), nn.ReLU())
+    network.append(nn.Linear(40, 3))
+    for _ in range(20):
+        oracle = Oracle(network, ParameterSpace(network), default_loss)
+        oracle.inspect(torch.randn(2, 1, 8, 8), torch.tensor([0, 1]))
+        assert oracle.engine.name == "compiled chain"
+
+
+def test_objectives_go_to_the_plain_loop():
+    network, space, batch, w = problem(1)
+    found = []
+    for oracle in oracles(network, space, batch):
+        buffers = buffers_of(oracle)
+
+        def losses(outputs, features, samples, own):
+            return nn.functional.cross_entropy(outputs, samples.targets, reduction="none")
+
+        found.append((*oracle.gradient(w, batch, buffers, losses), buffers))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def test_statistics_of_states_in_16_bits(tmp_path):
+    """The statistics that clients keep are rounded where they are stored, not where they move."""
+    ends = []
+    for engine in ("sequential", "auto"):
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            *(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+        )
+        method = FedBN(network, lr=0.05, batch_size=11, engine=engine)
+        data = DigitsDataModule(None, Sizes([60, 50, 40, 30, 20, 10]))
+        run(method, data, 2, root=tmp_path / engine, evaluate=(), state_dtype="bfloat16")
+        assert (method.oracle.engine.name == "sequential") == (engine == "sequential")
+        ends.append(method.global_model)
+    torch.testing.assert_close(ends[1], ends[0], rtol=1e-9, atol=1e-11)

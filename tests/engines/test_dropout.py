@@ -14,6 +14,7 @@ from pfl.engines.batch import Batch, Origin, StepBlock, default_loss
 from pfl.engines.chain_engine import ChainEngine
 from pfl.engines.dropout import KeyedDropout, drawing, dropout_factors
 from pfl.engines.local_step import Step
+from pfl.engines.objective import Objective
 from pfl.engines.oracle import Oracle
 from pfl.engines.vmap import VmapEngine
 from pfl.parameters import ParameterSpace
@@ -204,3 +205,22 @@ def test_a_run_depends_neither_on_engine_threads_nor_chunks(tmp_path, threads, s
         ends.append(method.global_model)
     for w in ends[1:]:
         torch.testing.assert_close(w, ends[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_objectives_see_the_same_draws(name):
+    """A model's own pass draws, an older model's does not."""
+    network, space, batch, w = problem(name)
+
+    def losses(outputs, features, samples, own):
+        older = own["older"].outputs.softmax(1)
+        return nn.functional.cross_entropy(outputs, older, reduction="none")
+
+    objective = Objective(losses, older={"older": w[4]})
+    found = []
+    for engine in ("sequential", "auto", "vmap"):
+        oracle = oracle_of(network, space, batch, engine)
+        found.append(oracle.gradient(w, batch, objective=objective))
+    for value, g in found[1:]:
+        torch.testing.assert_close(value, found[0][0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(g, found[0][1], rtol=1e-12, atol=1e-12)

@@ -11,7 +11,7 @@ from datamodules import DigitsDataModule, Sizes
 from models import MLP, LeNet5
 from pfl.algorithms import FedProx
 from pfl.engines.batch import Batch, StepBlock, default_loss
-from pfl.engines.local_step import step_of
+from pfl.engines.local_step import follow, follow_adam, step_of
 from pfl.engines.oracle import Oracle
 from pfl.method import local_training
 from pfl.parameters import ParameterSpace
@@ -135,6 +135,28 @@ OTHERS = {
 def test_other_optimizers_have_no_step(factory):
     optimizer = OTHERS[factory]([nn.Parameter(torch.zeros(1, 1))])
     assert step_of(optimizer, torch.zeros(2, 3), RATE) is None
+
+
+def test_adam_of_a_gpu_is_adam_of_a_cpu():
+    """Two formulas, of which GPUs have the one without PyTorch's kernel; three steps in float64."""
+    rng = torch.Generator().manual_seed(0)
+    ends = []
+    start = torch.randn(3, 7, generator=rng, dtype=torch.float64)
+    gradients = torch.randn(3, 3, 7, generator=rng, dtype=torch.float64)
+    for one in (True, False):
+        v = start.clone()
+        rule = step_of(KNOWN["Adam"]([nn.Parameter(torch.zeros(1))]), v, RATE).rule
+        rule = rule._replace(pull=0.0)
+        for g in gradients:
+            rule.gradient.copy_(g)
+            if one:
+                follow(rule, v, RATE, 1.0)
+            else:
+                rule.taken.add_(1)
+                follow_adam(rule, v, rule.second, RATE)
+        ends.append((v, rule.first, rule.second))
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-14)
 
 
 def test_options_that_are_tensors_have_no_step():

@@ -32,11 +32,13 @@ def linear(x: Array, w: Weights) -> Array:
     return x @ next(w) + next(w)
 
 
-def conv(x: Array, w: Weights, padding: int, stride: int = 1) -> Array:
+def conv(x: Array, w: Weights, padding: int | None, stride: int = 1) -> Array:
+    """A convolution; without `padding` that which keeps the size of the image."""
+    kernel = next(w)
+    if padding is None:
+        padding = kernel.shape[0] // 2
     pads, layout = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(
-        x, next(w), (stride, stride), pads, dimension_numbers=layout
-    )
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=layout)
 
 
 def pool(x: Array) -> Array:
@@ -73,7 +75,7 @@ def lenet(x: Array, w: Weights) -> Array:
 
 def cnn(x: Array, w: Weights) -> Array:
     for _ in range(2):
-        x = pool(jax.nn.relu(conv(x, w, padding=2) + next(w)))
+        x = pool(jax.nn.relu(conv(x, w, padding=None) + next(w)))
     return linear(jax.nn.relu(linear(flat(x), w)), w)
 
 

@@ -7,6 +7,7 @@ of the GPU's memory: a step's samples, the models, and the numbers of the step a
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -43,6 +44,13 @@ def record_cuda_graph(work: Work, device: torch.device, pool: Any) -> Work:
     Raises:
         RuntimeError: The function waits for the GPU, or does what else a CUDA graph cannot hold.
     """
+    # A recording has the streams that it was made with, whatever autograd says about speed.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        return _record(work, device, pool)
+
+
+def _record(work: Work, device: torch.device, pool: Any) -> Work:
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))

@@ -22,7 +22,7 @@ from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.private import PrivateEngine
 from pfl.engines.probe import probe
 from pfl.engines.runner import Loss, ModelRunner, Precision
-from pfl.engines.select import select_engine, select_objective_engine, select_transform
+from pfl.engines.select import obstacle, select_engine, select_objective_engine, select_transform
 from pfl.engines.sequential import SequentialEngine
 from pfl.engines.timing import Timing, candidates, fastest_engine
 from pfl.errors import ConfigError
@@ -152,7 +152,7 @@ class Oracle:
         on_gpu = self.space.vector.device.type == "cuda"
         if self.requested != "auto" or not on_gpu or isinstance(self.engine, PrivateEngine):
             return
-        if not self._selected.batched or self.buffers.size:
+        if obstacle(self.runner) is not None:
             return
         for engine in candidates(self._selected, block.clients):
             if engine.name == name:

@@ -45,7 +45,7 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
         return sequential
     if requested == "debug":
         return DebugEngine(runner)
-    reason = _obstacle(runner)
+    reason = obstacle(runner)
     may_be_chain = (
         requested == "auto"
         and runner.buffers.size > 0
@@ -119,7 +119,7 @@ def _candidates(
 ) -> Iterator[Engine]:
     """Yields engines that may run the network, the fastest first.
 
-    Chains alone may run a network that is not `is_plain`: that has an `_obstacle`.
+    Chains alone may run a network that is not `is_plain`: that has an `obstacle`.
     """
     convolves = any(isinstance(m, CONVOLUTIONS) for m in runner.network.modules())
     on_cpu = requested == "auto" and runner.device.type == "cpu"
@@ -151,7 +151,7 @@ CONVOLUTIONS = (
 )
 
 
-def _obstacle(runner: ModelRunner) -> str | None:
+def obstacle(runner: ModelRunner) -> str | None:
     """Returns why only the sequential engine can run a network; None if nothing is known."""
     if runner.buffers.size:
         return f"it keeps running statistics ({runner.buffers.names[0]})"  # chains may, too

@@ -234,12 +234,17 @@ class FederatedAlgorithm(Method):
         set_up.allocate(self, self.run.loop, self.context, self.process_threads)
 
     def on_fit_start(self) -> None:
+        """Takes the states over from the checkpoint, and on a GPU chooses the fastest engine."""
+        engine = None
+        if self._loaded is not None:
+            engine = self._loaded.get("engine")
+        self.on_validation_start()
+        set_up.choose_engine(self, self.run.loop, self.device, engine)
+
+    def on_validation_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
         self.allocate()
         self.run.loop.read_ahead_from(self.store)
-        if self.trainer.state.fn == "fit":
-            engine = (self._loaded or {}).get("engine")
-            set_up.choose_engine(self, self.run.loop, self.device, engine)
         if self._loaded is not None:
             trainer = self.trainer
             checkpoint.restore_run(self, self._loaded, trainer.global_rank, trainer.world_size)
@@ -248,7 +253,7 @@ class FederatedAlgorithm(Method):
                 self.take_secret(secret)
             self._loaded = None
 
-    on_validation_start = on_test_start = on_predict_start = on_fit_start
+    on_test_start = on_predict_start = on_validation_start
 
     def teardown(self, stage: str) -> None:
         """Gives the process back the number of threads that it had."""

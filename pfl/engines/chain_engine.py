@@ -68,8 +68,12 @@ class ChainEngine(Engine):
             counts += block.counts.ravel().tolist()
             if clients != active:
                 active = clients
-                place, _ = own.toward(rows)
-                statistics = self._statistics(rows, buffers)
+                place = rows
+                if own.rule is not None:
+                    place = own.rule.gradient
+                statistics = None
+                if self.chain.statistics:
+                    statistics = self._statistics(rows, buffers)
                 into = self.chain.models(place, step.moving, statistics)
                 models = into
                 if own.offset is not None:

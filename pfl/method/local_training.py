@@ -259,18 +259,21 @@ class LocalTraining(MovableModule):
             prox_center = torch.full_like(v, prox_center)
         drift = prox_weight * prox_center if prox_weight else 0.0
         drift = drift if linear is None else drift - linear
-        known = self._step(v, lr, prox_weight, drift)
+        optimizer = None
+        if self.optimizer_factory is not None:
+            optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
+        known = step_of(optimizer, v, lr, self.weight_decay + prox_weight, drift)
         if prox is None and known is not None:
             step = known._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name, objective)
             return v
-        optimizer = self.local_optimizer(v, lr, part)
+        own = self.local_optimizer(v, lr, part)
         for batch in clients.batches(schedule):
             at = v if offset is None else v + offset
             loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
             if prox_weight or linear is not None:
                 g = g + prox_weight * v - drift
-            optimizer.step(g, batch.clients)
+            own.step(g, batch.clients)
             rows = moved = v[: batch.clients]
             if l1 > 0:
                 moved = soft_threshold(moved, lr * l1)
@@ -282,13 +285,6 @@ class LocalTraining(MovableModule):
                 rows.copy_(masked if part is None else torch.where(part, masked, rows))
             self.log_loss(name, loss, batch.counts)
         return v
-
-    def _step(self, v: Tensor, lr: float, pull: float, drift: Tensor | float) -> Step | None:
-        """Returns the step of v [C, P] with the user's optimizer; None for one of another kind."""
-        optimizer = None
-        if self.optimizer_factory is not None:
-            optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
-        return step_of(optimizer, v, lr, self.weight_decay + pull, drift)
 
     def local_optimizer(self, v: Tensor, lr: float, part: Tensor | None = None) -> LocalOptimizer:
         """Returns the user's `optimizer`, or plain SGD, of C clients' values v, [C, K].

@@ -21,7 +21,10 @@ from torch import Tensor
 from pfl.datamodules.randomness import fold, generator
 from pfl.torchscript import scripted
 
-__all__ = ["DrawKey", "Secret", "Seeded", "fold", "generator", "isolated", "key", "permutations"]
+__all__ = [
+    *("DrawKey", "Secret", "Seeded", "fold", "generator", "isolated", "key", "permutations"),
+    "seed_generators",
+]
 KEY_BYTES = 32
 
 
@@ -114,10 +117,19 @@ def permutations(keys: Tensor, sizes: Tensor, total: int) -> tuple[Tensor, Tenso
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Restores torch's global generators after what networks draw inside."""
-    # `torch.manual_seed` seeds every GPU, not only the GPU in use.
-    gpus: Sequence[int] = []
+    """Restores torch's global generators, of the processor and a device, after what draws inside."""
+    gpus: Sequence[torch.device] = []
     if device.type == "cuda":
-        gpus = range(torch.cuda.device_count())
+        gpus = [device]
     with torch.random.fork_rng(gpus):
         yield
+
+
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seeds torch's global generators of the processor and of a device, and no other GPU's."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = device.index
+        if index is None:
+            index = torch.cuda.current_device()
+        torch.cuda.default_generators[index].manual_seed(seed)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 Line = dict[str, Any]
+PEERS = ("pfl-research", "fedjax", "pfllib")
 LAUNCH_BOUND = 0.5  # of the time that the card works
 HEAD = (
     "| side | round, ms (least) | first, s | images / s | share of the rate | kernels | launches | "
@@ -17,6 +18,7 @@ def markdown(lines: Sequence[Line]) -> str:
     """Returns all tables."""
     by_case = {line["case"]: line for line in lines}  # the last one of each
     text = ["# On a GPU", "", *_machine(by_case.get("machine", {})), ""]
+    text += _summary(by_case)
     text += _checks(by_case)
     text += _rates(by_case)
     text += _timed(by_case)
@@ -33,6 +35,52 @@ def _machine(line: Line) -> Iterator[str]:
         f"{line['device']}, {line['cores']} cores, {line['date']}; {versions}. Medians of rounds "
         f"after the first two, the card waited for at both ends; by `python -m benchmarks.gpu`."
     )
+
+
+def _summary(by_case: dict[str, Line]) -> Iterator[str]:
+    """Yields our rounds beside the loops by hand and the other frameworks, in float32."""
+    shapes = [name.removesuffix("/fp32/ours") for name in by_case if name.endswith("/fp32/ours")]
+    if not shapes:
+        return
+    yield "## Milliseconds of a round, float32 without TF32"
+    yield ""
+    yield (
+        "| shape | ours | card busy | plain loop by hand | fastest loop by hand | "
+        + " | ".join(PEERS)
+        + " |"
+    )
+    yield "|---" * (5 + len(PEERS)) + "|"
+    for shape in shapes:
+        ours = by_case[f"{shape}/fp32/ours"]
+        if "ms" not in ours:
+            continue
+        sides = {
+            name.removeprefix(f"{shape}/fp32/"): line["ms"]
+            for name, line in by_case.items()
+            if name.startswith(f"{shape}/fp32/") and "ms" in line
+        }
+        hand = {side: ms for side, ms in sides.items() if side.startswith("hand-")}
+        fastest = ""
+        if hand:
+            side = min(hand, key=lambda side: hand[side])
+            fastest = f"{_times(hand[side], ours['ms'])}, {side.removeprefix('hand-')}"
+        cells = [
+            shape,
+            f"{ours['ms']:.1f}",
+            _number(ours.get("busy"), ".0%"),
+            _times(sides.get("hand-plain"), ours["ms"]),
+            fastest,
+            *(_times(sides.get(peer), ours["ms"]) for peer in PEERS),
+        ]
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _times(ms: float | None, ours: float) -> str:
+    """Returns a time and how many times ours it is."""
+    if ms is None:
+        return ""
+    return f"{ms:.1f} ({ms / ours:.2g}x)"
 
 
 def _checks(by_case: dict[str, Line]) -> Iterator[str]:

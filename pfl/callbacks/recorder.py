@@ -325,6 +325,9 @@ class RunRecorder(Callback):
         summary["samples_per_second"] = algorithm.samples_seen / max(self.seconds, 1e-9)
         summary["peak_memory_bytes"] = run_result.peak_memory()
         summary["engine"] = algorithm.oracle.engine.name
+        if algorithm.oracle.timing is not None:
+            summary["engine_milliseconds"] = algorithm.oracle.timing.milliseconds
+        summary |= run_result.arithmetic(algorithm.trainer.precision, algorithm.device)
         if self.resumed:
             summary["resumed"] = self.resumed
         summary["versions"] = run_result.versions()

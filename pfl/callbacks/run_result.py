@@ -203,6 +203,17 @@ def peak_memory() -> int | None:
     return machine.peak_memory()
 
 
+def arithmetic(precision: object, device: torch.device) -> dict[str, Any]:
+    """Returns the precision of a run, and on a GPU where it uses TF32, with 10 bits of digits."""
+    found: dict[str, Any] = {"precision": str(precision)}
+    if device.type == "cuda":
+        found["tf32"] = {
+            "matrix products": torch.backends.cuda.matmul.allow_tf32,
+            "convolutions": torch.backends.cudnn.allow_tf32,
+        }
+    return found
+
+
 @functools.cache  # to read them takes as long as a small run
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages, ours included, that change results."""

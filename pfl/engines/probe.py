@@ -17,7 +17,7 @@ from pfl.engines.runner import ModelRunner, Transform, name_of
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, never_trained, private_copy, unregistered_parameters
-from pfl.randomness import isolated
+from pfl.randomness import isolated, seed_generators
 
 MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """Errors of a network or a loss that does not fit the data; timm asserts the sizes of images."""
@@ -252,7 +252,7 @@ def _check_batch_is_not_mixed(runner: ModelRunner, inputs: Tensor, *, training: 
     w = w + 0.01 * torch.randn_like(w)
     results = []
     for neighbour in (sample, other):
-        torch.manual_seed(0)  # dropout draws the same twice
+        seed_generators(runner.device, 0)  # dropout draws the same twice
         network, _ = runner.load(w, None, training=training)
         try:
             with runner.precision():

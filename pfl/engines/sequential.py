@@ -16,7 +16,7 @@ from pfl.engines.batch import Batch, Buffers, some_rows
 from pfl.engines.dropout import drawing
 from pfl.engines.local_step import Step
 from pfl.engines.objective import BatchSamples, Objective, run_watched
-from pfl.randomness import isolated
+from pfl.randomness import isolated, seed_generators
 
 Consume = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]
 
@@ -106,7 +106,7 @@ class SequentialEngine(Engine):
         if objective is not None:
             given = self._batch_arguments(c, batch, buffers, objective)
         if runner.is_stochastic:
-            torch.manual_seed(batch.origin.seed(c))
+            seed_generators(w.device, batch.origin.seed(c))
         network, loaded = runner.load(w, buffers, training=True)
         parameters = chosen(loaded, moving)
         inputs = runner.laid_out(batch.inputs[c, :count])

@@ -117,7 +117,7 @@ def permutations(keys: Tensor, sizes: Tensor, total: int) -> tuple[Tensor, Tenso
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Restores torch's global generators, of the processor and a device, after what draws inside."""
+    """Restores torch's generators, of the processor and a device, after what draws inside."""
     gpus: Sequence[torch.device] = []
     if device.type == "cuda":
         gpus = [device]
@@ -129,7 +129,5 @@ def seed_generators(device: torch.device, seed: int) -> None:
     """Seeds torch's global generators of the processor and of a device, and no other GPU's."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        index = device.index
-        if index is None:
-            index = torch.cuda.current_device()
-        torch.cuda.default_generators[index].manual_seed(seed)
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)

@@ -256,10 +256,11 @@ class FederatedAlgorithm(Method):
     on_test_start = on_predict_start = on_validation_start
 
     def teardown(self, stage: str) -> None:
-        """Gives the process back the number of threads that it had."""
+        """Gives the process back the number of threads that it had, and the engine's memory."""
         self.threads.close()
         self.groups.use(ONE_THREAD)
         self.oracle.allocate_replicas(0)
+        self.oracle.engine.release()
         torch.set_num_threads(self.process_threads)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

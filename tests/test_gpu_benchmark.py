@@ -14,8 +14,10 @@ from benchmarks.gpu.hand import NeedsGPU
 from benchmarks.gpu.measuring import planned, union
 from benchmarks.gpu.process import Ended, NotReady, Process
 from benchmarks.gpu.shapes import SHAPES, shape_of
+from tests.sources import ROOT
 
 CPU = torch.device("cpu")
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Answers:
@@ -247,3 +249,10 @@ def test_lines_are_json(tmp_path):
     driver.run(some("first"))
     line = json.loads((tmp_path / "cases.jsonl").read_text())
     assert line["case"] == "first" and line["seconds"] >= 0
+
+
+def test_the_page_has_the_tables_of_its_data():
+    lines = [json.loads(x) for x in (RESULTS / "data" / "gpu-h100.jsonl").read_text().splitlines()]
+    tables = page.markdown(lines)
+    tables = tables[tables.index("NVIDIA") :].rstrip()
+    assert (RESULTS / "gpu.md").read_text().endswith(f"{tables}\n")

@@ -1,19 +1,23 @@
-"""Plants small mistakes in the methods, one at a time, and counts those that the tests see.
+"""Plants small mistakes in the package, one at a time, and counts those that the tests see.
 
-    python -m tests.mutants fedamp ditto
+    python -m tests.mutants fedamp ditto                       # methods
+    python -m tests.mutants scores/statistics rounds/cohort    # other files of pfl
 
 Everything is imported and collected once. First the tests run once with the methods as they are,
 which records what lines each test executes. Then every mistake has a process of its own, forked
 with all of this in memory, which runs the tests that execute the line until one of them fails.
 Those that have seen most mistakes for their time come first. The tests of other methods, which use
-this one as well, run only for the mistakes that its own tests have missed. Libraries for this
-(mutmut, cosmic-ray) import and collect anew for each mistake: here that takes 6 s, a test 0.03 s.
+this one as well, run only for the mistakes that its own tests have missed. The tests of a file that
+is no method are those of its folder that name something of it, and then all others that do.
+Libraries for this (mutmut, cosmic-ray) import and collect anew for each mistake: here that takes
+6 s, a test 0.03 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import gc
 import importlib
 import itertools
@@ -38,7 +42,8 @@ import yaml
 from tests.mutants.mutations import Mutant, mutants, noting, plant
 from tests.sources import ROOT
 
-METHODS = ROOT / "pfl" / "algorithms"
+PACKAGE = ROOT / "pfl"
+METHODS = PACKAGE / "algorithms"
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 WITHOUT = ("processes", "cli", "slow")  # marks of tests that take long and concern no formulas
 FAILED = 3  # exit status of a process in which this tool itself fails
@@ -81,7 +86,7 @@ class Session:
         rows = ["| file | planted | tried | caught | missed | cannot be seen | caught |"]
         rows.append("| --- " + "| ---: " * 6 + "|")
         for path in self.files:
-            rows.append(row(path.stem, *self.count(path, session.items)))
+            rows.append(row(label(path), *self.count(path, session.items)))
             print(rows[-1], flush=True)
         print("", *rows, sep="\n")
         shutil.rmtree(self.folder)
@@ -90,7 +95,7 @@ class Session:
     def count(self, path: Path, items: list[pytest.Item]) -> tuple[int, int, int, int]:
         """Plants mistakes in a file: those that exist, are seen, are missed, cannot be seen."""
         tree = ast.parse(path.read_text())
-        known = equivalent().get(path.stem, {})
+        known = equivalent().get(label(path), {})
         planted = mutants(tree)
         tried = len(planted) if self.most == 0 else min(self.most, len(planted))
         chosen = [planted[k * len(planted) // tried] for k in range(tried)]
@@ -119,13 +124,17 @@ class Session:
         """Returns 2 for a quick test of a file's method, 1 for one of others, too, 0 for others."""
         if any(map(item.get_closest_marker, WITHOUT)):
             return 0
+        if path.parent != METHODS:
+            if not names_of(path) & words_of(item.path):
+                return 0
+            return 1 + (item.path.parent.name == path.parent.name)
         values = item.callspec.params if hasattr(item, "callspec") else {}
         entry: Any = values.get("method")
         shared = hasattr(entry, "kind")
         if shared and not self.suite:
             return 0
         kinds = entry.kind.__mro__ if shared else vars(item.module).values()
-        name = f"pfl.algorithms.{path.stem}"
+        name = module_name(path)
         classes = {k.__name__ for k in kinds if isinstance(k, type) and k.__module__ == name}
         own = item.path.stem.startswith(f"test_{path.stem}")
         own |= any(isinstance(v, str) and v in vars(loaded(path)) for v in values.values())
@@ -230,9 +239,51 @@ def near(mutant: Mutant, executed: set[int]) -> bool:
     return bool(executed) and (mutant.lines is None or mutant.lines[0] in executed)
 
 
+def module_name(path: Path) -> str:
+    """Returns the name of a file's module."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
 def loaded(path: Path) -> ModuleType:
-    """Returns the module of a method's file."""
-    return importlib.import_module(f"pfl.algorithms.{path.stem}")
+    """Returns the module of a file."""
+    return importlib.import_module(module_name(path))
+
+
+@functools.cache
+def names_of(path: Path) -> frozenset[str]:
+    """Returns the names of a file's functions and classes."""
+    body = ast.parse(path.read_text()).body
+    return frozenset(node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+
+
+@functools.cache
+def words_of(path: Path) -> frozenset[str]:
+    """Returns the words of a file."""
+    return frozenset(re.findall(r"\w+", path.read_text()))
+
+
+def found(name: str) -> Path:
+    """Returns the file of a method, such as "fedamp", or of a path in the package."""
+    if "/" in name:
+        return PACKAGE / f"{name.removesuffix('.py')}.py"
+    return METHODS / f"{name}.py"
+
+
+def label(path: Path) -> str:
+    """Returns how the table and `equivalent.yaml` name a file."""
+    if path.parent == METHODS:
+        return path.stem
+    return str(path.relative_to(PACKAGE).with_suffix(""))
+
+
+def tests_of(files: list[Path], suite: bool) -> list[str]:
+    """Returns the test files that name something of these files."""
+    names = frozenset().union(*map(names_of, files))
+    folders = [ROOT / "tests" / name for name in ("algorithms", "method")]
+    if any(path.parent != METHODS for path in files):
+        folders = [ROOT / "tests"]
+    tests = sorted({path for folder in folders for path in folder.rglob("test_*.py")})
+    return [str(path) for path in tests if suite or names & words_of(path)]
 
 
 def pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
@@ -250,23 +301,18 @@ def row(name: str, planted: int, caught: int, missed: int, known: int) -> str:
 def main() -> None:
     """Reads the command line and runs."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("methods", nargs="*", help="files in pfl/algorithms; all where none")
+    what = "methods, or files such as scores/statistics; all methods where none"
+    parser.add_argument("files", nargs="*", metavar="FILE", help=what)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--most", type=int, default=0, help="mutants of a file; 0: all")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of tests for a mutant")
     parser.add_argument("--suite", action="store_true", help="run the suite of all methods, too")
     given = parser.parse_args()
-    names = given.methods or [p.stem for p in METHODS.glob("*.py") if p.stem != "__init__"]
-    files = [METHODS / f"{name}.py" for name in names]
+    names = given.files or [p.stem for p in METHODS.glob("*.py") if p.stem != "__init__"]
+    files = [found(name) for name in names]
     session = Session(files, given.jobs, given.most, given.limit, given.suite)
     options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
-    classes = {n.name for f in files for n in ast.parse(f.read_text()).body if hasattr(n, "name")}
-    tests = [
-        str(path)
-        for folder in ("algorithms", "method")
-        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
-        if given.suite or classes & set(re.findall(r"\w+", path.read_text()))
-    ]
+    tests = tests_of(files, given.suite)
     sys.exit(pytest.main([*options, "-o", "tmp_path_retention_policy=none", *tests], [session]))
 
 

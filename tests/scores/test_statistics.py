@@ -83,6 +83,33 @@ def test_many_close_differences_are_no_chain_of_ties():
     assert result.p < 1e-70
 
 
+def test_a_tie_with_the_first_of_all_pairs_shares_its_rank():
+    """0.1 and -0.1 by rounding have the ranks 1.5 and 1.5, and not 1 and 2."""
+    differences = np.array([0.1, -0.1, 0.2, 0.3, -0.4, 0.5, 0.6])
+    method = 1 + differences
+    method[1] -= 5e-9
+    equal = stats.wilcoxon(differences).pvalue
+    assert compare_pairs(method, np.ones(7)).p == equal
+    differences[1] = -0.11
+    assert stats.wilcoxon(differences).pvalue != equal
+
+
+def test_a_pair_of_large_scores_does_not_share_the_rank_of_a_pair_of_small_ones():
+    """The rounding of 1,000.2 is 2.4e-4 and hides 1e-5; that of 0.3 is 7e-8 and does not."""
+    baseline = np.array([0.1, 1000.0, 0.1, 0.1, 0.1, 0.1])
+    differences = np.array([0.2, -0.20001, 0.3, 0.4, 0.5, -0.6])
+    result = compare_pairs(baseline + differences, baseline)
+    assert result.p == stats.wilcoxon(differences).pvalue
+    differences[1] = -0.2
+    assert result.p != stats.wilcoxon(differences).pvalue
+
+
+def test_the_interval_of_two_pairs_is_between_both():
+    """A resample of 0 and 1 is twice the same with a chance of 1/4 each: more than 2.5%."""
+    assert mean_interval(np.array([0.0, 1.0])) == (0.0, 1.0)
+    assert mean_interval(np.array([3.0])) == (3.0, 3.0)
+
+
 def test_equal_scores_have_no_p_value():
     result = compare_pairs(np.ones(4), np.ones(4))
     assert math.isnan(result.p) and result.ties == 4

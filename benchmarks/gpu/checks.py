@@ -30,6 +30,7 @@ Found = dict[str, Any]
 Deterministic = bool | Literal["warn"]
 LINEAR = 1e-4  # the largest relative distance from the CPU's values
 CONVOLUTIONS = 1e-3
+FLOAT64 = 1e-9
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,23 +38,27 @@ def iterates(name: str, device: torch.device) -> Found:
     """Two rounds on the card against the CPU: global model, server states, clients' rows."""
     make, network, convolves = world.ITERATES[name]
     tolerance = LINEAR
+    settings: dict[str, Any] = {}
     if convolves:
         tolerance = CONVOLUTIONS
+    if name in world.SENSITIVE:
+        tolerance = FLOAT64
+        settings["precision"] = "64-true"
     cpu = torch.device("cpu")
-    on_card = world.fit(world.method(make, network), device)
-    on_cpu = world.fit(world.method(make, network), cpu)
+    on_card = world.fit(world.method(make, network), device, settings=settings)
+    on_cpu = world.fit(world.method(make, network), cpu, settings=settings)
     found = distances(world.left(on_card), world.left(on_cpu))
     found |= {"engine": on_card.oracle.engine.name, "limit": tolerance}
     if found["distance"] <= tolerance:
         return found | {"ok": True}
     # Which side is it? Each again, and in float64.
     for side, where, first in (("card", device, on_card), ("cpu", cpu, on_cpu)):
-        again = world.left(world.fit(world.method(make, network), where))
+        again = world.left(world.fit(world.method(make, network), where, settings=settings))
         exact = world.fit(world.method(make, network), where, settings={"precision": "64-true"})
-        single = world.left(first)
-        double = {name: value.to(single[name]) for name, value in world.left(exact).items()}
-        found[f"{side}_again"] = distances(again, single)["distance"]
-        found[f"{side}_float64"] = distances(single, double)["distance"]
+        one = world.left(first)
+        double = {name: value.to(one[name]) for name, value in world.left(exact).items()}
+        found[f"{side}_again"] = distances(again, one)["distance"]
+        found[f"{side}_float64"] = distances(one, double)["distance"]
     return found | {"ok": False}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -283,7 +284,10 @@ def plant(module: ModuleType, tree: ast.Module) -> None:
     for name, old in own.items():
         new = vars(module)[name]
         if isinstance(old, FunctionType):
-            old.__code__, old.__defaults__ = new.__code__, new.__defaults__
+            inner = inspect.unwrap(old)  # a decorator's function calls it
+            body = inspect.unwrap(new)
+            inner.__code__ = body.__code__
+            inner.__defaults__ = body.__defaults__
         else:
             for key in vars(old).keys() - vars(new).keys():
                 delattr(old, key)

@@ -3,7 +3,7 @@
 import ast
 import types
 
-from tests.mutants.__main__ import METHODS, equivalent
+from tests.mutants.__main__ import equivalent, found
 from tests.mutants.mutations import mutants, plant
 
 SOURCE = """
@@ -49,8 +49,19 @@ def test_a_mistake_reaches_objects_that_exist_already():
     assert method.step(1.0, 2.0) == 2.0
 
 
+def test_a_mistake_reaches_a_function_inside_of_a_decorator():
+    source = "import numpy as np\n@np.errstate(all='ignore')\ndef double(x):\n    return x * 2\n"
+    module, tree = types.ModuleType("loaded"), ast.parse(source)
+    module.__file__ = "loaded.py"
+    exec(source, vars(module))
+    double = module.double
+    next(m for m in mutants(tree) if m.name == "double: return x / 2").edit()
+    plant(module, tree)
+    assert (double(5), module.double(5)) == (2.5, 2.5)
+
+
 def test_equivalent_mutants_exist():
     for name, reasons in equivalent().items():
-        planted = {m.name for m in mutants(ast.parse((METHODS / f"{name}.py").read_text()))}
+        planted = {m.name for m in mutants(ast.parse(found(name).read_text()))}
         assert reasons.keys() <= planted, name
         assert all(reasons.values())

@@ -127,7 +127,7 @@ def fastest_engine(engine: Engine, block: StepBlock) -> Timing:
     except RuntimeError as error:  # also of a backward pass
         if not is_oom_error(error):
             raise
-        found.refused[engine.name] = NO_MEMORY
+        found.refused[sequential.name] = NO_MEMORY
         garbage_collection_cuda()
         return found
     found.milliseconds["sequential"] = 1000 * seconds * block.clients / few.clients

@@ -542,8 +542,7 @@ def test_batches_of_changing_size_need_few_recordings():
     problem = case("MLP")
     one, recorder = problem.recorded("compiled chain")
     for size in range(33, 65):
-        with torch.no_grad():
-            one.descend(problem.models(2), [problem.full(1, 2, size)], Step(0.1))
+        assert_steps(one, problem.sequential, problem.models(2), [problem.full(1, 2, size)])
     assert recorder.count == 8
 
 

@@ -76,11 +76,11 @@ class OtherDevice(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given: list[Tensor] = []
-        _mapped((args, kwargs), given.append)
+        mapped((args, kwargs), given.append)
         ours = [x for x in given if x.is_meta]  # on the simulated device
         self._check(func, args, kwargs, given)
         below = {id(x): self._below(x) for x in ours}
-        args, kwargs = _mapped((args, kwargs), lambda x: below.get(id(x), x))
+        args, kwargs = mapped((args, kwargs), lambda x: below.get(id(x), x))
         requested = kwargs.get("device")
         if requested is not None:
             kwargs["device"] = CPU
@@ -92,7 +92,7 @@ class OtherDevice(TorchDispatchMode):
             if (low := below[id(x)]).shape != x.shape:
                 x.set_(x.untyped_storage(), low.storage_offset(), low.size(), low.stride())
         known = {self._counterpart(x)._cdata: x.untyped_storage() for x in ours}
-        return _mapped(result, lambda x: same[id(x)] if id(x) in same else self._above(x, known))
+        return mapped(result, lambda x: same[id(x)] if id(x) in same else self._above(x, known))
 
     def _check(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> None:
         """Refuses operations that mix devices, and counts those that would wait for the device."""
@@ -137,14 +137,14 @@ class OtherDevice(TorchDispatchMode):
         return x.set_(above, low.storage_offset(), low.size(), low.stride())
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Returns nested arguments with each tensor changed, as PyTorch's `tree_map`, but sooner."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) in (tuple, list):
-        return type(value)([_mapped(one, change) for one in value])
+        return type(value)([mapped(one, change) for one in value])
     if type(value) is dict:
-        return {name: _mapped(one, change) for name, one in value.items()}
+        return {name: mapped(one, change) for name, one in value.items()}
     return value
 
 

@@ -72,6 +72,15 @@ def _record(work: Work, device: torch.device, pool: Any) -> Work:
     return replay
 
 
+RECORDERS: dict[str, Record] = {"cuda": record_cuda_graph}
+"""How work is recorded, by the type of the device; there is none for CPUs."""
+
+
+def records(device: torch.device) -> bool:
+    """Returns whether local steps can be recorded on a device."""
+    return device.type in RECORDERS
+
+
 def new_pool(device: torch.device) -> Any:
     """Returns memory for recordings that run one after another; None on CPUs."""
     if device.type == "cuda":
@@ -187,6 +196,9 @@ def terms_of(step: Step) -> frozenset[str]:
 class RecordedStep:
     """A local step, or a gradient, of some clients, with the places of what it reads and writes.
 
+    It keeps lasting samples: while there is a recording that reads their address, no other samples
+    can have it.
+
     Args:
         inner: The engine that is recorded.
         places: The models and the terms of the step.
@@ -220,7 +232,7 @@ class RecordedStep:
             self.picks.copy_(torch.arange(A * B, device=device).view(1, A, B))
         self.weights = v.new_zeros(self.steps, A, B)
         self.seeds = torch.zeros(self.steps, A, dtype=torch.int64, device=device)
-        self.draws = inner.runner.has_keys
+        self.has_keys = inner.runner.has_keys
         self.losses = v.new_zeros(self.steps, A)
         self.g = v.new_zeros(0)
         if terms is None:
@@ -267,7 +279,7 @@ class RecordedStep:
         A = block.picks.shape[1]
         self.step.zero_()
         self.weights[:count, :A].copy_(block.weights[first:last])
-        if self.draws:
+        if self.has_keys:
             self.seeds[:count, :A].copy_(block.seeds()[first:last])
         if self.is_lasting:
             self.picks[:count, :A].copy_(block.picks[first:last])
@@ -288,26 +300,25 @@ class GraphEngine(Engine):
         inner: The engine whose gradients are recorded. It runs several clients, without running
             statistics and random numbers, and does not wait for the GPU.
         evaluator: The engine that evaluates models.
-        record: Records work; tests have one for the CPU.
+        record: Records work; None: as `RECORDERS` has it for the device.
     """
 
     batched = True
 
-    def __init__(
-        self, inner: Engine, evaluator: Engine, record: Record = record_cuda_graph
-    ) -> None:
+    def __init__(self, inner: Engine, evaluator: Engine, record: Record | None = None) -> None:
         super().__init__(inner.runner)
         self.inner = inner
         self.evaluator = evaluator
-        self.name = f"CUDA graph of {inner.name}"
+        self.name = recording_of(inner)
         self.serves_objectives = evaluator.serves_objectives
-        self.keeps_inputs = inner.keeps_inputs
-        self._record = record
+        self.keeps_inputs = evaluator.keeps_inputs  # steps are taken of copies
+        self._record = record or RECORDERS[self.runner.device.type]
         self._forget(None)
 
     def release(self) -> None:
         super().release()
         self.inner.release()
+        self.evaluator.release()
         self._forget(None)
 
     def _forget(self, places: Places | None) -> None:
@@ -348,9 +359,12 @@ class GraphEngine(Engine):
         for block in blocks:
             A = block.clients
             v[A:active].copy_(places.v[A:active])  # these clients have used up their steps
+            places.v[active:A].copy_(v[active:A])  # these, if any, go on; their place was not kept
             active = A
             counts += block.counts.ravel().tolist()
             block = with_room(block)
+            if self.runner.has_keys:
+                block.row_seeds = block.seeds()
             one = self._recorded_step(places, block, terms)
             first = 0
             while first < len(block.picks):
@@ -400,6 +414,11 @@ class GraphEngine(Engine):
                 self._recorded.popitem(last=False)
         self._recorded.move_to_end(shape)
         return one
+
+
+def recording_of(engine: Engine) -> str:
+    """Returns the name of the engine that records the steps of another one."""
+    return f"CUDA graph of {engine.name}"
 
 
 def with_room(block: StepBlock) -> StepBlock:

@@ -70,7 +70,7 @@ class MatrixConv2d(nn.Conv2d):
         y: Tensor = Convolution.apply(x, self.weight)
         if self.bias is None:
             return y
-        return y + self.bias[:, None, None]
+        return y + self.bias[:, None, None].to(y.dtype)  # bfloat16 under autocast
 
 
 def use_matrix_products(network: nn.Module) -> bool:

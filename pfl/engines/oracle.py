@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, StepBlock, cast
+from pfl.engines.graph import records
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.private import PrivateEngine
@@ -24,7 +25,7 @@ from pfl.engines.probe import probe
 from pfl.engines.runner import Loss, ModelRunner, Precision
 from pfl.engines.select import obstacle, select_engine, select_objective_engine, select_transform
 from pfl.engines.sequential import SequentialEngine
-from pfl.engines.timing import Timing, candidates, fastest_engine
+from pfl.engines.timing import Timing, engine_named, fastest_engine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace, private_copy
 from pfl.randomness import DrawKey
@@ -149,14 +150,14 @@ class Oracle:
             block: Local steps of as many clients, and on as many samples, as the run's.
             name: The engine that an interrupted run had; it is taken without a measurement.
         """
-        on_gpu = self.space.vector.device.type == "cuda"
-        if self.requested != "auto" or not on_gpu or isinstance(self.engine, PrivateEngine):
+        if self.requested != "auto" or isinstance(self.engine, PrivateEngine):
             return
-        if obstacle(self.runner) is not None:
+        if not records(self.runner.device) or obstacle(self.runner) is not None:
             return
-        for engine in candidates(self._selected, block.clients):
-            if engine.name == name:
-                self._use(engine)
+        if name is not None:
+            known = engine_named(name, self._selected, block.clients)
+            if known is not None:
+                self._use(known)
                 self.chosen = name
                 return
         timing = fastest_engine(self._selected, block)

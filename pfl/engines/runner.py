@@ -159,8 +159,8 @@ class ModelRunner:
         counts = self.target_counts(batch.targets, 2)
         if counts is None:
             return weights
-        counts = counts * (weights > 0)
-        return (counts / counts.sum(1, keepdim=True).clamp_min(1)).to(dtype)
+        counts = (counts * (weights > 0)).to(dtype)
+        return counts / counts.sum(1, keepdim=True).clamp_min(1)
 
     def target_counts(self, targets: Tensor, axes: int = 1) -> Tensor | None:
         """Returns how many real targets each sample has, int64, for sequences of classes.

@@ -16,6 +16,7 @@ from pfl.clients.memory_tiers import DEVICE_SHARE
 from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.batch import StepBlock
+from pfl.engines.graph import records
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
@@ -309,7 +310,7 @@ def choose_engine(
         device: Where the samples are.
         name: The engine of an interrupted run that continues; None: there is none.
     """
-    if device.type != "cuda":
+    if not records(device):
         return
     data = loop.client_data(device)
     ids = np.array([int(loop.datamodule.client_sizes.argmax())])

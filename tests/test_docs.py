@@ -31,7 +31,7 @@ from tests.commands import QUICKSTART, call, finish, table
 from tests.problems import run
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def python_blocks(document: str) -> list[str]:
@@ -275,6 +275,42 @@ def test_the_advice_has_the_numbers_of_the_leaderboard():
         assert [f"{v:.1f}" for v in sorted(others)[:-4:-1]] == [number for _, number in best]
         for method, number in best:
             assert scores[method, "personalized"] == float(number)
+
+
+def test_the_first_table_of_the_readme_has_the_numbers_of_the_leaderboard():
+    """One row for each of seven models; the best of a column is bold, and no other one."""
+    (head, rows) = next(
+        (head, rows) for _, head, rows in HOOKS["tables"]("results.md") if "mean rank" in head
+    )
+    columns = [head.index(name) for name in ("labels", "groups", "users", "scarce", "schools")]
+    scores = {
+        (row[0], row[1]): [float(row[column].split()[0]) for column in columns] for row in rows
+    }
+    models = [("LocalTrain", "personalized"), ("FedAvg", "global")]
+    models += [("FedAvg + fine-tuning", "finetuned/10")]
+    models += [(name, "personalized") for name in ("Ditto", "APFL", "FedACS", "FedSLR")]
+    expected = [scores[model] for model in models]
+    best = [max(column) for column in zip(*expected, strict=True)]
+    assert (
+        max(b - value for b, value in zip(best, expected[2], strict=True)) < 1.55
+    )  # the text: 1.5
+
+    text = (ROOT / "README.md").read_text()
+    table_of_scores = text[text.index("| labels differ |") :].split("\n\n")[0].splitlines()[2:]
+    for values, line in zip(expected, table_of_scores, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+        assert [float(cell.strip("*")) for cell in cells] == values
+        assert ["**" in cell for cell in cells] == [
+            v == b for v, b in zip(values, best, strict=True)
+        ]
+
+
+def test_the_readme_names_every_method_by_family():
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## Methods") : text.index("## Cite")]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(named) == sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"})
 
 
 def test_the_leaderboard_has_the_numbers_of_its_runs():

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from pfl._path import users_module
+from pfl.version import __version__
 from tests.commands import ROOT, TWO_PROCESSES
 
 PACKAGES = ["datamodules", "models", "pfl"]
@@ -136,6 +137,13 @@ def test_the_metadata_name_distribution_license_and_python(metadata):
     assert metadata["Name"] == "lightning-pfl"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
+
+
+def test_the_version_is_the_same_wherever_it_is_written():
+    """In the package, in CITATION.cff, and in README's entry for BibTeX."""
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (entry,) = re.findall(r"version = \{(.*)\}", (ROOT / "README.md").read_text())
+    assert __version__ == cff["version"] == entry
 
 
 def test_every_imported_package_is_declared(requirements):

@@ -311,6 +311,12 @@ def test_the_readme_names_every_method_by_family():
     rows = [line for line in section.splitlines() if line.startswith("|")]
     named = re.findall(r"`(\w+)`", " ".join(rows))
     assert sorted(named) == sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"})
+    links = dict(re.findall(r"\[`(\w+)`\]\((http[^)]*)\)", section))
+    papers = {}
+    for row in rows_of_methods():
+        for link in re.findall(r"\((http[^)]*)\)", row[1]):
+            papers |= dict.fromkeys(re.findall(r"`(\w+)`", row[0]), link)
+    assert links == papers and len(links) > 40
 
 
 def test_the_leaderboard_has_the_numbers_of_its_runs():

@@ -92,7 +92,7 @@ def method_page(name: str) -> str:
     other, board = "compared-with-other-implementations.md", "[the leaderboard](../results.md)"
     return METHOD_PAGE.format(
         name=name,
-        cost=markdown_table(["", ""], cost).replace("](", "](../"),
+        cost=re.sub(r"\]\((?!http)", "](../", markdown_table(["", ""], cost)),
         agreement=f"[How both are compared](../{other}), and in what the columns differ.\n\n"
         + markdown_table(columns, agreement)
         if agreement

@@ -481,6 +481,19 @@ def test_the_leaderboard_marks_the_best_federated_method():
     assert HOOKS["mark_best"](untouched) == untouched
 
 
+def test_the_pages_are_listed_for_programs_by_section():
+    def page(title, url):
+        return SimpleNamespace(is_section=False, is_page=True, title=title, url=url)
+
+    pages = [page("Tune", "tune.html"), page("FedAvg", "methods/FedAvg.html")]
+    guides = SimpleNamespace(is_section=True, title="Guides", children=pages)
+    found = HOOKS["listed"]("name", "What it is", [page("Home", ""), guides])
+    assert found == (
+        "# name\n\n> What it is\n\n## Start\n\n- [Home](index.html)\n\n"
+        "## Guides\n\n- [Tune](tune.html)\n- [FedAvg](methods/FedAvg.html)\n"
+    )
+
+
 def test_a_site_of_github_links_the_notebook_in_colab(monkeypatch):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorial.md"))
     text = (ROOT / "docs" / "tutorial.md").read_text()

@@ -4,14 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+RUNS := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-quick chaos mutants lint format docs bench bench-peers gpu lock clean
+.PHONY: help install quickstart test test-quick chaos mutants lint format docs bench bench-peers gpu lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-quickstart: $(INSTALLED)  ## set up .venv and train on the 8x8 digits (configs/quickstart.yaml)
+# Where .venv has the packages of the tests, it has all that a run needs.
+install: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(RUNS))  ## set up .venv with what a run needs
+
+quickstart: install  ## set up .venv and train on the 8x8 digits (configs/quickstart.yaml)
 	$(PY) -m pfl fit --config quickstart
 
 test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k fedavg"
@@ -50,32 +54,82 @@ gpu: $(INSTALLED)  ## check and time everything on a GPU in seven minutes, e.g. 
 lock:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --upgrade --python-version 3.10 --extra dev \
 	    --generate-hashes --no-header pyproject.toml -o requirements.txt
+	$(MAKE) --no-print-directory lock-runs
+
+# What runs need, in the versions of requirements.txt: PyTorch and what it brings in a file of its own,
+# because a machine without a GPU takes another build of it. hatchling and pip install this package.
+lock-runs:
+	printf 'hatchling>=1.27\npip>=25\n' | uv pip compile --quiet --universal --python-version 3.10 \
+	    --generate-hashes --no-header --no-annotate --constraints requirements.txt \
+	    pyproject.toml - -o requirements-run.txt
+	awk '/^[a-z]/ { torch = /^(torch|torchvision|triton|cuda-[^=]*|nvidia-[^=]*)==/ } torch' \
+	    requirements-run.txt > requirements-torch.txt
+	awk '/^[a-z]/ { torch = /^(torch|torchvision|triton|cuda-[^=]*|nvidia-[^=]*)==/ } !torch' \
+	    requirements-run.txt > requirements-run.txt.part
+	mv requirements-run.txt.part requirements-run.txt
 
 clean:  ## remove .venv, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist benchmarks/.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Exact versions come from requirements.txt, the build backend of the editable install among them.
+# Makes .venv where there is none, and the shell function `install`, which is uv's where uv is there.
 # Compiled once as pip does it: where PYTHONDONTWRITEBYTECODE is set, every start took 8 s more.
 # `uv --version` and not `command -v uv`: a version manager's shim can be there without uv. The
 # venv of a Python without ensurepip (Debian's, without python3-venv) gets its pip from that Python's.
+define MAKE_VENV
+set -eu; \
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+    echo "This needs Python >= 3.10; $(PYTHON) is" \
+         "$$({ $(PYTHON) --version; } 2>/dev/null || echo missing)." \
+         "Name another one: make PYTHON=python3.11" >&2; exit 1; }; \
+if uv --version >/dev/null 2>&1; then \
+    [ -x $(PY) ] || uv venv --quiet --python "$(PYTHON)" $(VENV); \
+    compile=--compile-bytecode; \
+    cpu=--torch-backend=cpu; \
+    install() { uv pip install --python $(PY) "$$@"; }; \
+else \
+    $(PY) -m pip --version >/dev/null 2>&1 \
+        || $(PYTHON) -m venv --clear $(VENV) 2>/dev/null \
+        || { $(PYTHON) -m venv --clear --without-pip $(VENV); \
+             $(PYTHON) -m pip install --quiet pip==25.3 --target \
+                 "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; }; \
+    compile=; \
+    cpu=; \
+    install() { $(PY) -m pip install "$$@"; }; \
+fi
+endef
+
+# Exact versions come from requirements.txt, the build backend of the editable install among them.
 $(INSTALLED): requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
-	    echo "This needs Python >= 3.10; $(PYTHON) is" \
-	         "$$({ $(PYTHON) --version; } 2>/dev/null || echo missing)." \
-	         "Name another one: make PYTHON=python3.11" >&2; exit 1; }
-	@set -eu; \
-	if uv --version >/dev/null 2>&1; then \
-	    [ -x $(PY) ] || uv venv --quiet --python "$(PYTHON)" $(VENV); \
-	    uv pip install --python $(PY) --compile-bytecode --require-hashes -r requirements.txt; \
-	    uv pip install --python $(PY) --no-deps --no-build-isolation --editable .; \
-	else \
-	    $(PY) -m pip --version >/dev/null 2>&1 \
-	        || $(PYTHON) -m venv --clear $(VENV) 2>/dev/null \
-	        || { $(PYTHON) -m venv --clear --without-pip $(VENV); \
-	             $(PYTHON) -m pip install --quiet pip==25.3 --target \
-	                 "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; }; \
-	    $(PY) -m pip install --require-hashes -r requirements.txt; \
-	    $(PY) -m pip install --no-deps --no-build-isolation --editable .; \
-	fi
+	@$(MAKE_VENV); \
+	install $$compile --require-hashes -r requirements.txt; \
+	install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# What a run needs and nothing else. TORCH is the build of PyTorch: `cpu`, or `default`, which brings
+# CUDA's libraries on Linux. The CPU build comes from PyTorch's own index, which uv knows, or from an
+# index that pip is set up with; where none has it, the default build is taken. PyPI has no CPU build for
+# Linux, and the lock file, which is made from PyPI, has no hashes of it.
+ifeq ($(shell uname -s),Linux)
+TORCH ?= $(if $(wildcard /dev/nvidiactl /dev/dxg),default,cpu)
+else
+TORCH ?= default
+endif
+
+$(RUNS): requirements-run.txt requirements-torch.txt pyproject.toml
+	@$(MAKE_VENV); \
+	torch="-r requirements-torch.txt"; \
+	if [ "$(TORCH)" = cpu ]; then \
+	    echo "No GPU is seen: looking for PyTorch's CPU build (make TORCH=default takes the other one)"; \
+	    sed -n 's/^\(torch[a-z]*==[0-9.]*\)\(.*\) \\$$/\1+cpu\2/p' requirements-torch.txt > $(VENV)/torch-cpu.txt; \
+	    if install $$cpu --no-deps -r $(VENV)/torch-cpu.txt >$(VENV)/torch-cpu.log 2>&1; then \
+	        torch=; \
+	    else \
+	        echo "No CPU build of PyTorch was found ($(VENV)/torch-cpu.log says more); taking the default" \
+	             "build, whose CUDA libraries need 5 GB. With uv, or with PyTorch's CPU index" \
+	             "as pip's extra index, .venv is smaller." >&2; \
+	    fi; \
+	fi; \
+	install $$compile --no-deps --require-hashes -r requirements-run.txt $$torch; \
+	install --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -31,7 +31,7 @@ from tests.commands import QUICKSTART, call, finish, table
 from tests.problems import run
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def python_blocks(document: str) -> list[str]:
@@ -277,6 +277,48 @@ def test_the_advice_has_the_numbers_of_the_leaderboard():
             assert scores[method, "personalized"] == float(number)
 
 
+def test_the_first_table_of_the_readme_has_the_numbers_of_the_leaderboard():
+    """One row for each of seven models; the best of a column is bold, and no other one."""
+    (head, rows) = next(
+        (head, rows) for _, head, rows in HOOKS["tables"]("results.md") if "mean rank" in head
+    )
+    columns = [head.index(name) for name in ("labels", "groups", "users", "scarce", "schools")]
+    scores = {
+        (row[0], row[1]): [float(row[column].split()[0]) for column in columns] for row in rows
+    }
+    models = [("LocalTrain", "personalized"), ("FedAvg", "global")]
+    models += [("FedAvg + fine-tuning", "finetuned/10")]
+    models += [(name, "personalized") for name in ("Ditto", "APFL", "FedACS", "FedSLR")]
+    expected = [scores[model] for model in models]
+    best = [max(column) for column in zip(*expected, strict=True)]
+    assert (
+        max(b - value for b, value in zip(best, expected[2], strict=True)) < 1.55
+    )  # the text: 1.5
+
+    text = (ROOT / "README.md").read_text()
+    table_of_scores = text[text.index("| labels differ |") :].split("\n\n")[0].splitlines()[2:]
+    for values, line in zip(expected, table_of_scores, strict=True):
+        cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+        assert [float(cell.strip("*")) for cell in cells] == values
+        assert ["**" in cell for cell in cells] == [
+            v == b for v, b in zip(values, best, strict=True)
+        ]
+
+
+def test_the_readme_names_every_method_by_family():
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## Methods") : text.index("## Cite")]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(named) == sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"})
+    links = dict(re.findall(r"\[`(\w+)`\]\((http[^)]*)\)", section))
+    papers = {}
+    for row in rows_of_methods():
+        for link in re.findall(r"\((http[^)]*)\)", row[1]):
+            papers |= dict.fromkeys(re.findall(r"`(\w+)`", row[0]), link)
+    assert links == papers and len(links) > 40
+
+
 def test_the_leaderboard_has_the_numbers_of_its_runs():
     """Every cell of its four tables, the ranks, and the critical difference of its caption."""
     page = (ROOT / "docs" / "results.md").read_text()
@@ -437,6 +479,19 @@ def test_the_leaderboard_marks_the_best_federated_method():
     assert HOOKS["mark_best"]("\n".join(rows)) == "\n".join(marked)
     untouched = "| a | b |\n|---|---|\n| 1 | 2 |\n"
     assert HOOKS["mark_best"](untouched) == untouched
+
+
+def test_the_pages_are_listed_for_programs_by_section():
+    def page(title, url):
+        return SimpleNamespace(is_section=False, is_page=True, title=title, url=url)
+
+    pages = [page("Tune", "tune.html"), page("FedAvg", "methods/FedAvg.html")]
+    guides = SimpleNamespace(is_section=True, title="Guides", children=pages)
+    found = HOOKS["listed"]("name", "What it is", [page("Home", ""), guides])
+    assert found == (
+        "# name\n\n> What it is\n\n## Start\n\n- [Home](index.html)\n\n"
+        "## Guides\n\n- [Tune](tune.html)\n- [FedAvg](methods/FedAvg.html)\n"
+    )
 
 
 def test_a_site_of_github_links_the_notebook_in_colab(monkeypatch):

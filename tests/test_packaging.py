@@ -1,6 +1,7 @@
-"""The wheel, its metadata, and the pins in requirements.txt."""
+"""The wheel, its metadata, and the pins in requirements.txt and those of runs."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -11,11 +12,13 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from pfl._path import users_module
+from pfl.version import __version__
 from tests.commands import ROOT, TWO_PROCESSES
 
 PACKAGES = ["datamodules", "models", "pfl"]
@@ -52,9 +55,9 @@ def sources() -> list[Path]:
     return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
 
 
-def pins() -> list[tuple[Requirement, str]]:
-    """Returns the pins of requirements.txt, each with its lines."""
-    text = (ROOT / "requirements.txt").read_text()
+def pins(file: str = "requirements.txt") -> list[tuple[Requirement, str]]:
+    """Returns the pins of a lock file, each with its lines."""
+    text = (ROOT / file).read_text()
     entries = re.split(r"\n(?=\S)", text.strip())
     return [(Requirement(entry.split("\\")[0].strip()), entry) for entry in entries]
 
@@ -136,6 +139,13 @@ def test_the_metadata_name_distribution_license_and_python(metadata):
     assert metadata["Requires-Python"] == ">=3.10"
 
 
+def test_the_version_is_the_same_wherever_it_is_written():
+    """In the package, in CITATION.cff, and in README's entry for BibTeX."""
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (entry,) = re.findall(r"version = \{(.*)\}", (ROOT / "README.md").read_text())
+    assert __version__ == cff["version"] == entry
+
+
 def test_every_imported_package_is_declared(requirements):
     """No import relies on a package that only another dependency, or `dev`, installs."""
     own = {*PACKAGES, *sys.stdlib_module_names}
@@ -183,10 +193,57 @@ def test_pins_satisfy_the_declared_ranges(requirements, python):
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
 
 
-def test_pins_are_exact_have_hashes_and_name_no_host():
-    for pin, entry in pins():
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_the_pins_of_runs_are_those_of_all_and_satisfy_what_runs_need(requirements, python):
+    """`make quickstart` installs the two files of runs without looking for what they depend on."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    environment |= {"sys_platform": "linux", "platform_system": "Linux"}
+    everything = {entry.split(" ")[0] for _, entry in pins()}
+    versions = {}
+    for pin, entry in [*pins("requirements-run.txt"), *pins("requirements-torch.txt")]:
+        assert entry.split(" ")[0] in everything
+        if pin.marker is None or pin.marker.evaluate(environment):
+            assert canonicalize_name(pin.name) not in versions
+            versions[canonicalize_name(pin.name)] = str(pin.specifier)[2:]
+    for requirement in requirements:
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)])
+    assert {"hatchling", "pip"} <= set(versions)  # they install this package
+    assert not {"pytest", "mypy", "ruff", "mkdocs", "pandas"} & set(versions)
+
+
+def test_only_the_file_of_pytorch_names_what_its_cpu_build_does_without():
+    named = {canonicalize_name(pin.name) for pin, _ in pins("requirements-run.txt")}
+    large = {name for name in named if name.startswith(("nvidia-", "cuda-"))}
+    assert not large
+    assert not {"torch", "torchvision", "triton"} & named
+    assert "torchmetrics" in named
+
+
+@pytest.mark.parametrize(
+    "file", ["requirements.txt", "requirements-run.txt", "requirements-torch.txt"]
+)
+def test_pins_are_exact_have_hashes_and_name_no_host(file):
+    for pin, entry in pins(file):
         assert [s.operator for s in pin.specifier] == ["=="], entry
         assert pin.url is None
         assert "--hash=sha256:" in entry
-    text = (ROOT / "requirements.txt").read_text()
+    text = (ROOT / file).read_text()
     assert not re.search(r"://|^\s*-|find-links|index", re.sub(r"    --hash=\S+", "", text), re.M)
+
+
+def test_the_ranges_of_conda_are_the_declared_ones(requirements):
+    """And each container installs by a target that the Makefile has."""
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    names = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
+    declared = {canonicalize_name(r.name): r.specifier for r in requirements if r.marker is None}
+    for line in conda:
+        if isinstance(line, str) and not line.startswith(("python>", "pip>")):
+            package = Requirement(line)
+            assert package.specifier == declared[names.get(package.name, package.name)], line
+    makefile = (ROOT / "Makefile").read_text()
+    editor = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert (ROOT / ".devcontainer" / editor["build"]["dockerfile"]).is_file()
+    for command in (editor["postCreateCommand"], (ROOT / "Dockerfile").read_text()):
+        (target,) = re.findall(r"make (\w+)(?= |$)", command)
+        assert f"\n{target}:" in makefile

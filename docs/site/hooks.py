@@ -4,7 +4,8 @@ The pages are written for people who read them in the repository, with links suc
 `../benchmarks/results/peers.md`. On the site the benchmark results are pages too, and a link to
 another file of the repository is the path of that file. Every method has a page, made of its
 docstring and of its rows in the tables of other pages. A site that a workflow of GitHub builds has
-a link that opens the notebook in Colab, which needs the repository's public address.
+a link that opens the notebook in Colab, which needs the repository's public address. `llms.txt`
+lists all pages for programs that read the site.
 """
 
 import os
@@ -12,9 +13,11 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 import pfl.algorithms
@@ -26,6 +29,7 @@ NOTEBOOK = re.compile(r"\[[^\]]*\]\(([\w-]+\.ipynb)\)")  # in the folder docs/
 COLAB = "https://colab.research.google.com/github"
 
 
+MENU: list[Any] = []  # the sections and pages of the site that is built
 METHODS = sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"}, key=str.lower)
 METHOD_PAGE = """# {name}
 
@@ -92,7 +96,7 @@ def method_page(name: str) -> str:
     other, board = "compared-with-other-implementations.md", "[the leaderboard](../results.md)"
     return METHOD_PAGE.format(
         name=name,
-        cost=markdown_table(["", ""], cost).replace("](", "](../"),
+        cost=re.sub(r"\]\((?!http)", "](../", markdown_table(["", ""], cost)),
         agreement=f"[How both are compared](../{other}), and in what the columns differ.\n\n"
         + markdown_table(columns, agreement)
         if agreement
@@ -176,3 +180,34 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         in_colab = rf"\g<0> ([open it in Colab]({COLAB}/{repository}/blob/main/docs/\1))"
         markdown = NOTEBOOK.sub(in_colab, markdown)
     return markdown
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Keeps the menu for `llms.txt`."""
+    MENU[:] = nav.items
+    return nav
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Writes `llms.txt` beside the pages."""
+    text = listed(config.site_name, config.site_description or "", MENU)
+    (Path(config.site_dir) / "llms.txt").write_text(text, encoding="utf-8")
+
+
+def listed(name: str, description: str, items: list[Any]) -> str:
+    """Returns the pages of a menu, by section, each with its link."""
+    sections: dict[str, list[str]] = {}
+
+    def visit(item: Any, section: str) -> None:
+        if item.is_section:
+            for child in item.children:
+                visit(child, item.title)
+        elif item.is_page:
+            entry = f"- [{item.title}]({item.url or 'index.html'})"
+            sections.setdefault(section, []).append(entry)
+
+    for item in items:
+        visit(item, "Start")
+    parts = [f"# {name}\n\n> {description}\n"]
+    parts += [f"## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items()]
+    return "\n".join(parts)

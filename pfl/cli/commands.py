@@ -59,6 +59,13 @@ def _budget(text: str) -> tuple[str, float]:
     return name, _positive(limit)
 
 
+def _words(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(words) or words == ["percent"]:
+        raise argparse.ArgumentTypeError(f"{text}; it must be columns, such as percent,score,worst")
+    return words
+
+
 def compare(given: argparse.Namespace) -> None:
     """Run several methods with several seeds on the same partitions and cohorts.
 
@@ -106,7 +113,7 @@ def compare(given: argparse.Namespace) -> None:
             print(missing)
             return
     print(f"\n{results}")
-    paths = results.write(out)
+    paths = results.write(out, given.latex)
     if given.wandb is not None:
         results.send(given.wandb, paths)
     print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
@@ -296,6 +303,8 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
     bandwidth = "bits a second of a client, such as 1e8: a figure"
     one.add_argument("--bandwidth", type=_positive, help=bandwidth)
+    printed = "paper.tex: percent, score, worst and headings of the table, with commas between them"
+    one.add_argument("--latex", type=_words, default=[], metavar="COLUMNS", help=printed)
 
     one = command(tune, "search hyperparameters, with as many trials for each method")
     one.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")

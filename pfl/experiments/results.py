@@ -16,6 +16,7 @@ from pfl.report.table import latex, markdown, text
 from pfl.scores.runs import Run, find_runs, read_runs
 
 NOT_IN_LATEX = ("parameters", "seconds")  # columns that papers do not print
+NARROW = 2  # as many numbers, each with its deviation, fit into one of two columns of text
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,20 @@ class Results:
             parts.append(f"{head}{text(pair[0])}\n{text(pair[1])}\n{' '.join(point.notes())}\n")
         return "\n".join(parts)
 
-    def write(self, folder: Path) -> list[Path]:
+    def write(self, folder: Path, paper: Sequence[str] = ()) -> list[Path]:
         """Writes tables and figures into a folder, and returns the paths of the files.
 
+        Args:
+            folder: Where they are written.
+            paper: The columns of `paper.tex`, as `comparison_tables.paper_table` has them; none: no
+                such file.
+
         Raises:
-            ConfigError: A file cannot be written.
+            ConfigError: There is no such column, or a file cannot be written.
         """
+        printed_table = None
+        if paper:
+            printed_table = tables.paper_table(self.points, paper)
         make_folder(folder, "--out")
         page = [f"# {self.title}\n"]
         tex = []
@@ -155,6 +164,10 @@ class Results:
         write(files[1], "\n".join(tex))
         write_records(files[2], tables.records(self.points))
         write_records(files[3], tables.run_records(self.points))
+        if printed_table is not None:
+            wide = len(printed_table.columns) > 1 + NARROW
+            files.append(folder / "paper.tex")
+            write(files[-1], latex(printed_table, wide=wide))
         return files + self._draw(folder)
 
     def _draw(self, folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pfl.errors import ConfigError
 from pfl.report.comparison import ComparedRuns, all_labels, blocks
 from pfl.report.table import Cell, Column, Estimate, Table
 from pfl.scores.names import ScoreName, direction, models_of, numbers_of
@@ -15,6 +16,7 @@ from pfl.scores.runs import Row, Run
 from pfl.scores.statistics import Paired, mean_ranks
 
 COUNTS = "score that counts"  # the column of the model that counts, the only one with a best
+PRINTED = {"score": COUNTS, "worst": "worst 10%"}  # short words for what papers print
 MEANS_ONLY = {
     "gained": ".0%",
     "MB up": ",.2f",
@@ -80,6 +82,49 @@ def score_table(comparison: ComparedRuns) -> Table:
         rows.append([label, comparison.main_kind(label), *means])
     caption = " ".join([f"{comparison.title}." * bool(comparison.title), *comparison.notes()[:2]])
     return Table(columns, rows, caption.strip(), _label(comparison))
+
+
+def paper_table(comparisons: Sequence[ComparedRuns], words: Sequence[str]) -> Table:
+    """Returns what a paper prints: a row for each method, and the columns that are asked for.
+
+    Several points of a grid, such as data sets, stand beside each other. The best score that counts
+    of each is the best of its column.
+
+    Args:
+        comparisons: The points of the grid.
+        words: `score`, `worst`, or headings of `score_table`; `percent` has shares in percent.
+    """
+    shown = [PRINTED.get(word, word) for word in words if word != "percent"]
+    percent = "percent" in words
+    columns: list[Column] = [Column("method")]
+    rows: dict[str, list[Cell]] = {label: [label] for label in all_labels(comparisons)}
+    for comparison in comparisons:
+        table = score_table(comparison)
+        known = [*PRINTED, *(head for head in table.heads[1:] if head not in PRINTED.values())]
+        for word in words:
+            if word != "percent" and word not in (*known, *PRINTED.values()):
+                raise ConfigError(
+                    f"compare: --latex: {word}; it must be one of percent, {', '.join(known)}"
+                )
+        part = table.only(["method", *shown])
+        cells = {str(row[0]): row[1:] for row in part.rows}
+        for label, row in rows.items():
+            row += cells.get(label, [None] * len(shown))
+        for column in part.forms[1:]:
+            head = column.head.replace(COUNTS, comparison.number.replace("_", " "))
+            if len(comparisons) > 1:
+                head = f"{comparison.title}, {head}"
+                if len(shown) == 1:
+                    head = comparison.title
+            if percent and column.is_share:
+                column = replace(column, form=".1f", scale=100)
+            columns.append(replace(column, head=head))
+    caption = f"{comparisons[0].number.replace('_', ' ').capitalize()} on the clients' test samples"
+    if percent and any(column.is_share for column in columns):
+        caption += " in %"
+    if any(len(c.of(label)) > 1 for c in comparisons for label in c.labels):
+        caption += ", mean ± sample standard deviation over seeds"
+    return Table(columns, list(rows.values()), f"{caption}.", "tab:comparison")
 
 
 def _label(comparison: ComparedRuns) -> str:

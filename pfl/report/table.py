@@ -226,6 +226,7 @@ def latex(
     columns: Sequence[str] | None = None,
     mean: bool = False,
     notes: str = "",
+    wide: bool = False,
 ) -> str:
     """Returns a table in LaTeX, for the package booktabs; a caption makes it a float.
 
@@ -236,6 +237,7 @@ def latex(
         columns: The headings of the columns that are shown; None: all.
         mean: Adds a row with the mean ± sample standard deviation over rows.
         notes: Sentences below the table, within its float.
+        wide: Whether the float is as wide as the page where the text has two columns.
     """
     if columns is not None:
         table = table.only(columns)
@@ -253,19 +255,27 @@ def latex(
         pairs = zip(table.forms[1:], means[1:], strict=True)
         last = ["mean ± std", *(column.text(cell).replace("–", "") for column, cell in pairs)]
         lines += [r"\midrule", " & ".join(map(escape, last)) + r" \\"]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
+    begin = rf"\begin{{tabular}}{{@{{}}l{'r' * (len(table.columns) - 1)}@{{}}}}"
     lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
     if table.caption:
         if table.label:
             label = [rf"\label{{{table.label}}}"]
         else:
             label = []
-        head = [r"\begin{table}", r"\centering", rf"\caption{{{escape(table.caption)}}}", *label]
+        kind = "table"
+        if wide:
+            kind = "table*"
+        head = [
+            rf"\begin{{{kind}}}",
+            r"\centering",
+            rf"\caption{{{escape(table.caption)}}}",
+            *label,
+        ]
         if notes:
             below = [rf"\par\footnotesize {escape(notes)}"]
         else:
             below = []
-        lines = [*head, *lines, *below, r"\end{table}"]
+        lines = [*head, *lines, *below, rf"\end{{{kind}}}"]
     return "\n".join(lines) + "\n"
 
 

@@ -230,6 +230,17 @@ def test_folders_of_finished_runs(finished, tmp_path, capsys):
     assert (tmp_path / "out" / "runs.csv").read_text() == (finished / "runs.csv").read_text()
 
 
+def test_the_columns_of_a_paper_are_written(finished, tmp_path):
+    folder = copy(finished, tmp_path)
+    with refused("compare: --latex: best", "percent, score, worst", "gradients"):
+        command([str(folder), "--out", str(tmp_path / "tables"), "--latex", "best"])
+    assert not (tmp_path / "tables").exists()
+    command([str(folder), "--out", str(tmp_path / "tables"), "--latex", "worst, gradients"])
+    lines = (tmp_path / "tables" / "paper.tex").read_text().splitlines()
+    assert r"method & worst 10\% & gradients \\" in lines
+    assert [line.split(" & ")[0] for line in lines if " & " in line][1:] == ["FedAvg", "LocalTrain"]
+
+
 def test_the_folder_that_does_not_exist_is_named(finished, tmp_path):
     for words in ([finished, tmp_path / "absent"], [tmp_path / "absent", finished]):
         with refused(f"compare: {tmp_path / 'absent'}: there is no such folder"):
@@ -302,6 +313,7 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--baseline", "FedPrix"], ["--baseline", "FedPrix", "FedAvg"]),
         (["FILE", "--metric", "val/global/loss"], ["--metric", "val/global/loss"]),
         (["FOLDER", "--share", "1/2"], ["--share", "folders"]),
+        (["FILE", "--latex", "percent"], ["--latex", "percent", "columns"]),
         (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "positive number"]),
         (["FOLDER"], ["metrics.csv"]),
     ],

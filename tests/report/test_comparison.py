@@ -380,7 +380,7 @@ def test_a_table_in_markdown_text_and_latex():
     assert text(cells).splitlines()[2] == "FedAvg  50% ± 1"
     shown = latex(cells)
     assert r"method & a\_b \\" in shown and r"FedAvg & 50\% $\pm$ 1 \\" in shown
-    assert r"\begin{tabular}{lr}" in shown and r"\bottomrule" in shown
+    assert r"\begin{tabular}{@{}lr@{}}" in shown and r"\bottomrule" in shown
     assert markdown(Table(["a|b"])).startswith(r"| a\|b |")
     assert escape("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
 
@@ -568,3 +568,36 @@ def test_a_table_as_csv_has_exact_numbers():
         "'=A1,0.3333333333333333,0.5",
         "'-,0.5,",
     ]
+
+
+def test_the_columns_of_a_paper_stand_beside_each_other_for_two_data_sets():
+    """A's seeds at x: mean (0.5 + 0.7) / 2 = 0.6, deviation 0.1 √2 = 0.141; the worst: a half.
+
+    B is better there; at y, where B is missing, A's 0.9 has nothing to be better than.
+    """
+    at_x = [run("A", 0, [0.5]), run("A", 1, [0.7]), run("B", 0, [0.8])]
+    at_y = [run("A", 0, [0.9])]
+    points = [ComparedRuns(at_x, "A", title="x"), ComparedRuns(at_y, "A", title="y")]
+    table = tables.paper_table(points, ["percent", "score", "worst", "gradients"])
+    heads = ("accuracy", "worst 10%", "gradients")
+    assert table.cells == [
+        ["method", *(f"{title}, {head}" for title in "xy" for head in heads)],
+        ["A", "60.0 ± 14.1", "30.0 ± 7.1", "10", "90.0", "45.0", "10"],
+        ["B", "80.0", "40.0", "10", "–", "–", "–"],
+    ]
+    assert "in %, mean ± sample standard deviation over seeds" in table.caption
+    lines = latex(table, wide=True).splitlines()
+    assert lines[0] == r"\begin{table*}" and lines[-1] == r"\end{table*}"
+    assert sum(r"\textbf{80.0}" in line for line in lines) == 1
+    assert sum(r"\textbf" in line for line in lines) == 1
+
+
+def test_one_column_of_a_paper_has_the_name_of_the_score_or_of_the_data_set():
+    points = [ComparedRuns([run("A", 0, [0.5])], "A", title=title) for title in "xy"]
+    assert tables.paper_table(points[:1], ["score"]).cells == [
+        ["method", "accuracy"],
+        ["A", "0.5000"],
+    ]
+    assert tables.paper_table(points, ["score"]).heads == ["method", "x", "y"]
+    with refused("compare: --latex: scores", "percent, score, worst", "MB up"):
+        tables.paper_table(points, ["percent", "scores"])

@@ -173,5 +173,5 @@ def argument_types(parser: ArgumentParser) -> dict[str, tuple[Any, Any]]:
     return {
         action.dest: (action._typehint, action.default)
         for action in parser._actions
-        if hasattr(action, "_typehint")
+        if hasattr(action, "_typehint") and not action.dest.endswith(".help")
     }

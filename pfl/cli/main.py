@@ -61,8 +61,9 @@ def main(args: list[str] | None = None) -> int:
         given = _parse(args)
         if given is None:
             return 0
-        # Where PyTorch is imported already, the parser takes no longer.
+        # Where PyTorch is imported already, the parser takes no longer; the environment can change it.
         quick = given.command in RUNS and not everything and "torch" not in sys.modules
+        quick = quick and not any(name.startswith("JSONARGPARSE_") for name in os.environ)
         if quick and (line := _quick(args)):
             return _refuse(line)
     except ConfigError as error:

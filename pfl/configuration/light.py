@@ -137,6 +137,7 @@ class Check:
         self._unsure = False
         self._classes: dict[str, str] = {}  # by the key of an option: the class that is its value
         self._given: set[str] = set()  # keys that have a value
+        self._stranger = ""  # the last name that stands for no class
         run = notes["runs"].get(words[0])
         if run is None:
             self._unsure = True
@@ -152,7 +153,7 @@ class Check:
             required = self._of_class(path).get("required", ())
             if not {f"{key}.{name}" for name in required} <= self._given:
                 self._unsure = True
-        if not {"model", "data"} <= self._classes.keys():
+        if not {"model", "data"} <= self._given:
             self._unsure = True
 
     @property
@@ -170,7 +171,7 @@ class Check:
             if not equal:
                 value = next(rest, "-")
             has_value = NUMBER.match(value) or (value and not value.startswith("-"))
-            if not has_value or not re.match(r"--[\w.]+\+?$|-c$", key):
+            if not has_value or not re.match(r"--[\w.-]+\+?$|-c$", key) or key.endswith(".help"):
                 self._unsure = True
                 return
             yield key, value
@@ -195,10 +196,11 @@ class Check:
         path = key.removesuffix("+").replace(".init_args.", ".").removesuffix(".class_path")
         group, _, rest = path.partition(".")
         if group not in ("model", "data") or not rest:
-            option = self._options.get(path)
-            if append and option is not None:
-                self._added(path, option, value)
-            elif append or path.endswith(".help") or (option is None and path != key):
+            # The parser takes abbreviations, and options of what an option stands for.
+            alike = [name for name in self._options if name != path and _begins(name, path)]
+            if append and path in self._options and PLAIN.match(value):
+                self._value(self._options[path], path, [value])
+            elif append or alike:
                 self._unsure = True
             else:
                 self._top(path, value)
@@ -220,23 +222,10 @@ class Check:
         option = self._options.get(key)
         if option is not None:
             self._value(option, key, value)
-        elif re.match(r"((trainer|loop)\.)?[^.]+$", key):
-            if isinstance(value, dict | list):
-                self._unsure = True
-            self._mistakes.append(unknown_key(key, self._known, self.notes["keys"]))
+        elif isinstance(_loaded(value), dict):
+            self._unsure = True
         else:
-            self._unsure = True
-
-    def _added(self, key: str, option: dict[str, Any], value: str) -> None:
-        """Checks a class that is added to a list, as by `--trainer.callbacks+=RunFigure`."""
-        kind = self.notes["types"][option["type"]]
-        bases = [one["list"] for one in kind["of"].get("union", [kind["of"]]) if "list" in one]
-        if (
-            len(bases) != 1
-            or not PLAIN.match(value)
-            or self._right(bases[0], key, value) is not True
-        ):
-            self._unsure = True
+            self._mistakes.append(unknown_key(key, self._known, self.notes["keys"]))
 
     def _option(self, path: str, name: str, where: str, value: Any) -> None:
         """Checks the value of an option of the class at `path`, which is the value of `where`."""
@@ -245,7 +234,7 @@ class Check:
             self._unsure = True
         elif name in known["options"]:
             self._value(known["options"][name], f"{where}.{name}", value)
-        elif isinstance(value, dict | list) or not name.isidentifier():
+        elif isinstance(_loaded(value), dict) or not name.isidentifier():
             self._unsure = True
         else:
             words = no_option(path.rpartition(".")[2], name, known["order"])
@@ -260,9 +249,11 @@ class Check:
     def _value(self, option: dict[str, Any], key: str, value: Any) -> None:
         """Checks a value of an option; null has a check of its own, later."""
         self._given.add(key)
-        if value is None or ("default" in option and value == option["default"]):
+        default = option.get("default")
+        if value is None or (value == default and type(value) is type(default)):
             return
         found = len(self._mistakes)
+        self._stranger = ""
         loaded = _loaded(value)
         kind = self.notes["types"][option["type"]]
         right = self._right(kind["of"], key, loaded)
@@ -270,15 +261,22 @@ class Check:
             right = self._right(kind["of"], key, value) or right
         if right or len(self._mistakes) > found:
             return
-        if isinstance(loaded, str) and (not PLAIN.match(loaded) or Path(loaded).exists()):
+        if isinstance(value, str) and (
+            str(loaded) != value
+            or (isinstance(loaded, str) and not PLAIN.match(loaded))
+            or Path(value).exists()
+        ):
             right = UNSURE
         text = kind["must"].get(type(loaded).__name__)
-        if right is UNSURE or (text is None and "classes" not in kind):
+        name = loaded
+        if isinstance(loaded, dict | list):
+            name = self._stranger
+        if right is UNSURE:
             self._unsure = True
         elif text is not None:
             self._mistakes.append(f"{_where(key)}: {shorten(str(loaded), 100)}; {text}")
-        elif isinstance(loaded, str) and "." not in loaded:
-            self._mistakes.append(f"{_where(key)}: {no_class(loaded, kind['classes'])}")
+        elif "classes" in kind and isinstance(name, str) and PLAIN.match(name) and " " not in name:
+            self._mistakes.append(f"{_where(key)}: {no_class(name, kind['classes'])}")
         else:
             self._unsure = True
 
@@ -306,6 +304,8 @@ class Check:
         if "list" in kind:
             if isinstance(value, list):
                 answers = [self._right(kind["list"], key, _loaded(one)) for one in value]
+                if "class" in kind["list"] and answers.count(False) == 1 and UNSURE not in answers:
+                    return False
                 return all(answers) or UNSURE
             if isinstance(value, dict):
                 return UNSURE
@@ -318,6 +318,8 @@ class Check:
 
     def _class(self, base: str, key: str, value: Any) -> bool | None:
         """Returns whether a value describes an object of a class."""
+        if isinstance(value, list):
+            return False
         options = {}
         if isinstance(value, dict):
             if not value.keys() <= {"class_path", "init_args"}:
@@ -331,8 +333,9 @@ class Check:
         if value.startswith(OURS) and base in self._of_class(value).get("bases", ()):
             path = value
         if path is None:
-            if "." in value or value in names or options:
+            if "." in value or value in names:
                 return UNSURE
+            self._stranger = value
             return False
         known = self._of_class(path)
         self._classes[key] = path
@@ -341,6 +344,11 @@ class Check:
         for name, inner in options.items():
             self._option(path, str(name), key, inner)
         return True
+
+
+def _begins(name: str, path: str) -> bool:
+    """Returns whether a path on the command line may mean an option `name`, or a part of it."""
+    return name.startswith(path) or path.startswith(f"{name}.")
 
 
 def _loaded(value: Any) -> Any:

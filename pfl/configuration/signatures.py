@@ -7,6 +7,7 @@ wrong value of each simple kind.
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import inspect
 import sys
 import types
@@ -28,22 +29,24 @@ LISTS = (list, collections.abc.Sequence)
 def learn(words: list[str], parser: ArgumentParser, known: list[str]) -> None:
     """Notes the options of a command and of the classes that the command line names.
 
-    A command must not fail because of its notes: an error leaves them as they are.
+    A command must not fail because of its notes: after an error they stay as they are.
     """
-    if True:
-        _learn(words, parser, known)
+    with contextlib.suppress(Exception):
+        notes = light.read_notes()
+        if add(notes, words, parser, known):
+            light.write_notes(notes)
 
 
-def _learn(words: list[str], parser: ArgumentParser, known: list[str]) -> None:
-    notes = light.read_notes()
+def add(notes: dict[str, Any], words: list[str], parser: ArgumentParser, known: list[str]) -> bool:
+    """Adds what a command line needs to the notes; returns whether they lacked anything."""
     if words[0] in notes["runs"] and not light.Check(notes, words).missing:
-        return
-    notes["keys"] = sorted(option_keys())
+        return False
+    notes["keys"] = list(option_keys())
     notes["runs"][words[0]] = {"options": _options(parser, notes), "known": known}
     while missing := light.Check(notes, words).missing:
         for path in missing:
             notes["classes"][path] = _class(path, notes)
-    light.write_notes(notes)
+    return True
 
 
 def _class(path: str, notes: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +149,8 @@ def _refusals(hint: Any, has_class: bool) -> dict[str, Any]:
         proposals = [classes_of(str(hint)), []]
     for known in proposals:
         name = f"{[*known, 'A'][0]}q"
-        if _refusal(parser, name) == f"x: {no_class(name, known)}":
+        line = f"x: {no_class(name, known)}"
+        if line in (_refusal(parser, name), _refusal(parser, [name])):
             refusals["classes"] = known
             break
     return refusals

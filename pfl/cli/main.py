@@ -61,7 +61,8 @@ def main(args: list[str] | None = None) -> int:
         given = _parse(args)
         if given is None:
             return 0
-        # Where PyTorch is imported already, the parser takes no longer; the environment can change it.
+        # Where PyTorch is imported already, the parser takes no longer. The environment may change
+        # how it parses.
         quick = given.command in RUNS and not everything and "torch" not in sys.modules
         quick = quick and not any(name.startswith("JSONARGPARSE_") for name in os.environ)
         if quick and (line := _quick(args)):

@@ -45,6 +45,8 @@ LEAVES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "str": (str,),
 }
+# A folder that is read-only, no home, packages without a version, a file that is cut off.
+NO_NOTES = (OSError, RuntimeError, ImportError, ValueError)
 UNSURE = None  # whether a value is right: True, False, or UNSURE
 
 
@@ -72,16 +74,16 @@ def read_notes() -> dict[str, Any]:
     """Returns the notes; empty ones if there are none that can be read."""
     try:
         notes = json.loads(notes_file().read_text())
-    except (OSError, ValueError):
+    except NO_NOTES:
         notes = {}
     return {"runs": {}, "classes": {}, "types": {}, "names": {}, "help": {}, **notes}
 
 
 def write_notes(notes: dict[str, Any]) -> None:
     """Writes the notes, in place of older ones; does nothing in a folder that is read-only."""
-    path = notes_file()
-    part = path.with_suffix(f".{os.getpid()}.part")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(*NO_NOTES):
+        path = notes_file()
+        part = path.with_suffix(f".{os.getpid()}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(notes))
         for old in path.parent.glob("options-*.json"):

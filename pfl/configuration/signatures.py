@@ -121,7 +121,7 @@ def _names(base: type) -> dict[str, str | None]:
 
 def _subclasses(base: type) -> Iterable[type]:
     found = {base: None}
-    waiting = [base]
+    waiting: list[type] = [base]
     while waiting:
         for cls in waiting.pop().__subclasses__():
             if cls not in found:

@@ -193,6 +193,9 @@ def test_a_read_only_folder_gets_no_notes(tmp_path, monkeypatch):
     assert light.read_notes()["runs"] == {"fit": {}}
     light.notes_file().write_text("{")  # of a disk that was full
     assert light.read_notes()["runs"] == {}
+    monkeypatch.setattr(light, "LIBRARIES", ("a package without metadata",))
+    light.write_notes({"runs": {"fit": {}}})
+    assert light.read_notes()["runs"] == {}
 
 
 def test_a_run_in_this_process_leaves_the_notes_alone(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from traceback import walk_tb
 from typing import Any
 
 import lightning.pytorch as pl
+from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import WandbLogger
@@ -105,7 +106,7 @@ class CommandLine(LightningCLI):
 
     Why: Lightning loads the whole file of `ckpt_path` for hyperparameters, which our checkpoints do
     not have; and its hooks `before_fit` and `after_fit` cannot handle what a run raises. Since
-    Lightning 2.5.5. No private name of jsonargparse is used.
+    Lightning 2.5.5.
     """
 
     def check_checkpoint(self) -> None:
@@ -159,3 +160,18 @@ def has_hooks(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     )
+
+
+# ---- jsonargparse -------------------------------------------------------------------------------
+
+
+def argument_types(parser: ArgumentParser) -> dict[str, tuple[Any, Any]]:
+    """Returns the type and the default of each argument of a parser, by its name.
+
+    Why: a parser has no public list of its arguments. Since jsonargparse 4.51.
+    """
+    return {
+        action.dest: (action._typehint, action.default)
+        for action in parser._actions
+        if hasattr(action, "_typehint") and not action.dest.endswith(".help")
+    }

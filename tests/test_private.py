@@ -8,6 +8,7 @@ import pkgutil
 import lightning.pytorch as pl
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import WandbLogger
@@ -32,6 +33,8 @@ USED = [
     (pl.LightningModule, "_apply", ["self", "fn", "recurse"]),
     (LightningCLI, "_parse_ckpt_path", ["self"]),
     (LightningCLI, "_run_subcommand", ["self", "subcommand"]),
+    (ArgumentParser(), "_actions", None),
+    (ArgumentParser().add_argument("--x", type=int | None), "_typehint", None),
     (torch.zeros(1), "_version", None),
     (nn.Linear(1, 1), "_forward_hooks", None),
     (nn.Linear(1, 1), "_forward_pre_hooks", None),

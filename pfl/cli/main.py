@@ -59,11 +59,27 @@ def main(args: list[str] | None = None) -> int:
     args = [arg for arg in args if arg != "--traceback"]
     try:
         given = _parse(args)
+        if given is None:
+            return 0
+        # Where PyTorch is imported already, the parser takes no longer. The environment may change
+        # how it parses.
+        quick = given.command in RUNS and not everything and "torch" not in sys.modules
+        quick = quick and not any(name.startswith("JSONARGPARSE_") for name in os.environ)
+        if quick and (line := _quick(args)):
+            return _refuse(line)
     except ConfigError as error:
         return _refuse(str(error))
-    if given is None:
-        return 0
-    return _run(given, args, everything)
+    return _run(given, args, everything, quick)
+
+
+def _quick(args: list[str]) -> str | None:
+    """Shows the help of a run, or returns the line about a mistake, if that needs no PyTorch."""
+    from pfl.configuration import light
+
+    if text := light.read_help(args):
+        print(text, end="")
+        sys.exit(0)
+    return light.check(args)
 
 
 def _parse(args: list[str]) -> argparse.Namespace | None:
@@ -103,9 +119,13 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
     return given
 
 
-def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
-    """Runs a command and returns the exit status; its imports take seconds."""
-    from pfl.configuration.app import FederatedCLI
+def _run(given: argparse.Namespace, args: list[str], everything: bool, learns: bool) -> int:
+    """Runs a command and returns the exit status; its imports take seconds.
+
+    A run that `learns` notes its options, so that the next answer about them is quick.
+    """
+    from pfl.configuration import light
+    from pfl.configuration.app import FederatedCLI, Parser
     from pfl.configuration.messages import quiet
     from pfl.configuration.user_code import mistake
     from pfl.distributed.launch import Ended, ProcessLost, report_signals
@@ -115,7 +135,7 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
     try:
         with report_signals():
             if given.command in RUNS:
-                FederatedCLI(args)
+                FederatedCLI(args, learns)
             else:
                 given.run(given)
     except Ended as error:
@@ -125,6 +145,8 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
     except WorkerLost as error:
         return _refuse(str(error), 1)
     except (Exception, SystemExit) as error:
+        if learns and Parser.shown:
+            light.keep_help(args, Parser.shown)
         line = mistake(error)
         if line is None and isinstance(error, OSError) and error.filename:
             line = f"{error.filename}: the file cannot be read or written ({error.strerror})"

@@ -6,7 +6,6 @@ import re
 import sys
 from itertools import pairwise
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,7 +19,8 @@ import pfl.models
 import pfl.stages.compression  # noqa: F401
 from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
-from pfl.configuration.files import find_run, read
+from pfl.configuration import signatures
+from pfl.configuration.files import check_groups, find_configs
 from pfl.configuration.messages import check_nulls, complaint
 from pfl.datamodules import FederatedDataModule
 from pfl.distributed.launch import report_signals
@@ -29,7 +29,6 @@ from pfl.rounds.checkpoint_io import damage_error, refusal_reason
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
-CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's
 REFUSALS = (ValueError, TypeError, RuntimeError, ImportError)  # what Lightning's Trainer raises
 # Lists of classes in a help, of which one has all 300 of torch.nn, and lines about more help.
@@ -39,14 +38,21 @@ BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargpar
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose help leaves out lists of classes in which all of torch.nn would stand."""
+    """A parser whose help leaves out lists of classes in which all of torch.nn would stand.
+
+    Attributes:
+        shown: The last help.
+    """
+
+    shown = ""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Returns the help; that of a class is its options alone."""
         text = super().format_help(*args, **kwargs)
         if str(self.description).startswith("Help for "):
             text = MORE_HELP.sub("", text.partition("\n\n")[2])
-        return LISTS.sub(_without_networks, text)
+        Parser.shown = LISTS.sub(_without_networks, text)
+        return Parser.shown
 
 
 def _without_networks(match: re.Match) -> str:
@@ -63,7 +69,8 @@ class FederatedCLI(CommandLine):
     samples, unless `data.init_args.seed` or `loop.seed` say otherwise.
     """
 
-    def __init__(self, args: list[str] | None = None) -> None:
+    def __init__(self, args: list[str] | None = None, learns: bool = False) -> None:
+        self.learns = learns  # whether options are written down, for the next start of the program
         self.parsers: list[LightningArgumentParser] = []  # one for each of `subcommands()`
         self.words = sys.argv[1:]
         if args is not None:
@@ -104,16 +111,16 @@ class FederatedCLI(CommandLine):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses and checks the command line; every mistake becomes a ConfigError."""
-        words = _find_configs(self.words)
+        words = find_configs(self.words)
+        if self.learns:
+            signatures.learn(words, self.parsers[-1], self._known_keys())
         try:
             self.config = parser.parse_args(words)
         except ArgumentError as error:
-            defaults = (parser.get_defaults(skip_validation=True) for parser in self.parsers)
-            known = {key for namespace in defaults for key in vars(namespace.as_flat())}
-            line = self._without_value(str(error)) or complaint(error, sorted(known))
+            line = self._without_value(str(error)) or complaint(error, self._known_keys())
             raise ConfigError(line) from error
         config = self.config[self.config.subcommand]
-        _check_groups(config)
+        check_groups(config, Namespace)
         _check_classes(config)
         check_nulls(self.subcommand_parser, config)
         seed = config.seed_everything
@@ -122,6 +129,11 @@ class FederatedCLI(CommandLine):
                 f"seed_everything: {str(seed).lower()}; it must be a whole number from 0 to "
                 f"{MAX_SEED}, which repeats the run"
             )
+
+    def _known_keys(self) -> list[str]:
+        """Returns all keys of the command."""
+        defaults = (parser.get_defaults(skip_validation=True) for parser in self.parsers)
+        return sorted({key for namespace in defaults for key in vars(namespace.as_flat())})
 
     def _without_value(self, message: str) -> str | None:
         """Returns the line about an option without a value; argparse may name another option."""
@@ -233,39 +245,6 @@ class DataCLI(CheckCLI):
         self.datamodule = self.subcommand_parser.instantiate(Namespace(data=config.data)).data
 
 
-def _find_configs(args: list[str]) -> list[str]:
-    """Returns the command line with the path of each configuration, checked, in place of its name.
-
-    The parser names neither the file nor the line of a mistake in YAML.
-    """
-    words: list[str] = []
-    for arg in args:
-        if arg.startswith(tuple(f"{key}=" for key in CONFIG)):
-            words += arg.split("=", 1)
-        else:
-            words.append(arg)
-    for index, (key, name) in enumerate(pairwise(words), 1):
-        if key not in CONFIG:
-            continue
-        words[index] = path = find_run(name)
-        if not Path(path).is_file():
-            continue
-        try:
-            content = read(Path(path))
-        except ConfigError as error:
-            raise ConfigError(f"config: {error}") from error
-        if not isinstance(content, dict):
-            value = shorten(repr(content), 60)
-            raise ConfigError(f"config: {path}: {value}; it must have keys: model, data, ...")
-        if {"common", "base"} & content.keys():
-            raise ConfigError(
-                f"config: {path} describes many runs; use `pfl compare`, or `pfl reproduce` for a "
-                f"figure or table of a paper"
-            )
-        _check_groups(content)
-    return words
-
-
 def _check_classes(config: Namespace) -> None:
     """Refuses a method or a callback without `class_path`: it would stand for its base class."""
     callbacks = config.get("trainer.callbacks") or []
@@ -278,14 +257,3 @@ def _check_classes(config: Namespace) -> None:
             path = entry.get("class_path")
         if path is None or path.endswith(BASES):
             raise ConfigError(f"{key}: class_path must name a class, such as {example}")
-
-
-def _check_groups(content: dict[str, Any] | Namespace) -> None:
-    """Refuses a group that holds no options: it would silently stand for the defaults."""
-    for key in ("trainer", "loop"):
-        group = content.get(key, {})
-        if not isinstance(group, dict | Namespace):
-            value = shorten(repr(group), 60)
-            if group is None:
-                value = "null"
-            raise ConfigError(f"{key}: {value}; it must hold options, or be left out")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
 
 import pfl
-from pfl.configuration.messages import closest
+from pfl.configuration.keys import closest
 from pfl.errors import ConfigError
 
+CONFIG = ("--config", "-c")
 # Files of other commands than `fit`.
 OTHERS = ("papers/", "compare/", "tune/", "sweep/", "results/")
 
@@ -114,3 +117,47 @@ def _check(node: yaml.Node, path: Path, seen: dict[int, bool]) -> None:
     elif isinstance(node.value, str) and "\0" in node.value:
         raise ConfigError(f"{line}: {node.value!r}; it must be without the character NUL")
     seen[id(node)] = True
+
+
+def find_configs(args: list[str]) -> list[str]:
+    """Returns the command line with the path of each configuration, checked, in place of its name.
+
+    The parser names neither the file nor the line of a mistake in YAML.
+    """
+    words: list[str] = []
+    for arg in args:
+        if arg.startswith(tuple(f"{key}=" for key in CONFIG)):
+            words += arg.split("=", 1)
+        else:
+            words.append(arg)
+    for index, (key, name) in enumerate(pairwise(words), 1):
+        if key not in CONFIG:
+            continue
+        words[index] = path = find_run(name)
+        if not Path(path).is_file():
+            continue
+        try:
+            content = read(Path(path))
+        except ConfigError as error:
+            raise ConfigError(f"config: {error}") from error
+        if not isinstance(content, dict):
+            value = shorten(repr(content), 60)
+            raise ConfigError(f"config: {path}: {value}; it must have keys: model, data, ...")
+        if {"common", "base"} & content.keys():
+            raise ConfigError(
+                f"config: {path} describes many runs; use `pfl compare`, or `pfl reproduce` for a "
+                f"figure or table of a paper"
+            )
+        check_groups(content)
+    return words
+
+
+def check_groups(content: Any, kind: type = dict) -> None:
+    """Refuses a group without options, that is not a `kind`: it would stand for the defaults."""
+    for key in ("trainer", "loop"):
+        group = content.get(key, kind())
+        if not isinstance(group, dict | kind):
+            value = shorten(repr(group), 60)
+            if group is None:
+                value = "null"
+            raise ConfigError(f"{key}: {value}; it must hold options, or be left out")

@@ -8,7 +8,6 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from difflib import SequenceMatcher, get_close_matches
 from textwrap import shorten
 from typing import Any
 
@@ -18,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from pfl import algorithms, callbacks, datamodules, method, models
 from pfl._path import PACKAGES, users_module
 from pfl.aggregation import attacks, robust
+from pfl.configuration.keys import closest, no_class, no_option, unknown_key
 from pfl.errors import ConfigError, printable
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
@@ -47,7 +47,6 @@ _UNKNOWN_KEY = (
 )
 # How jsonargparse shows values that it has parsed.
 _INTERNAL = ("Namespace(", "[Namespace(", "NestedArg(")
-_FEW = 30  # names that a line has room for
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -98,7 +97,7 @@ def complaint(error: Exception, known: Sequence[str] = ()) -> str:
             words = line
     words = words or weak
     if match := re.search(_UNKNOWN_KEY, words):
-        return _unknown_key(".".join(filter(None, match.groups())), known)
+        return unknown_key(".".join(filter(None, match.groups())), known, option_keys())
     if not words:
         return " ".join(str(error).split())
     if match := re.match(r"(.*?)\. Got value: (.*)", words):
@@ -112,22 +111,6 @@ def complaint(error: Exception, known: Sequence[str] = ()) -> str:
     if where and not text.startswith(where):
         return f"{where}: {text}"
     return text
-
-
-def closest(name: str, known: Sequence[str]) -> str:
-    """Returns the end of a message: the known name most like `name`, or all if they are few."""
-
-    def likeness(key: str) -> tuple[float, int, int]:
-        # The first of equals, so that `epochs` is max_epochs and not min_epochs.
-        match = SequenceMatcher(a=key, b=name)
-        return match.ratio(), match.find_longest_match().size, -known.index(key)
-
-    if close := get_close_matches(name, known, n=5):
-        best = max(close, key=likeness)
-        return f"; did you mean {best!r}?"
-    if 0 < len(known) <= _FEW:
-        return f"; known are {', '.join(known)}"
-    return ""
 
 
 def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> None:
@@ -148,7 +131,7 @@ def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> 
         for value in values:
             if isinstance(value, Namespace) and isinstance(value.get("init_args"), Namespace):
                 _check_untyped(value, f"{within}{key}")
-                check_nulls(_parser(value.class_path), value.init_args, f"{within}{key}.")
+                check_nulls(class_parser(value.class_path), value.init_args, f"{within}{key}.")
 
 
 def _check_untyped(config: Namespace, key: str) -> None:
@@ -168,20 +151,15 @@ def _describe(words: str, owner: str, types: str, value: str) -> str:
     if value and not value.startswith(_INTERNAL):
         shown = f"{shorten(value, 100)}; "
     if match := re.match(r"Option '((?!class_path')[^']+)' is not accepted", words):
-        name = owner.rpartition(".")[2]
-        options = _parser(owner).get_defaults(skip_validation=True).keys()
-        named = ""
-        if name == "Classifier":
-            named = "; class_path can name another network, such as MLP"
-        return f"{name} has no option {match[1]!r}{closest(match[1], list(options))}{named}"
+        options = class_parser(owner).get_defaults(skip_validation=True).keys()
+        return no_option(owner.rpartition(".")[2], match[1], list(options))
     dotted = r"(?:--(\S+)\.help: )?Expected a dot import path string: (\S+)"
     if match := re.match(dotted, words):
-        known = _classes(types) or option_keys().get(match[1]) or []
+        known = classes_of(types) or option_keys().get(match[1]) or []
         name = match[2]
         if name in known:  # the argument of a user's class
             return f"{name!r}; annotate the argument with its class, or give the full import path"
-        hint = closest(name, known) or "; give its full import path"
-        return f"there is no class {name!r} here{hint}"
+        return no_class(name, known)
     if match := re.match(r"Expected a (.+)", words):
         text = _type(types[1:-1] or match[1])
         if ", " in text:
@@ -199,9 +177,9 @@ def _describe(words: str, owner: str, types: str, value: str) -> str:
         if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
             return f"{shown}{words}; {name} is {found.origin}, pfl's own is pfl.{name}"
     if "is abstract" in words:
-        return _abstract(value) or "the class is abstract" + closest("", _classes(types))
+        return _abstract(value) or "the class is abstract" + closest("", classes_of(types))
     if "subclass of" in words:
-        return shown + _type(words) + closest("", _classes(types))
+        return shown + _type(words) + closest("", classes_of(types))
     return shown + words
 
 
@@ -225,19 +203,6 @@ def _type(text: str) -> str:
     return text.replace("NoneType", "null").replace("Sequence", "list")
 
 
-def _unknown_key(key: str, known: Sequence[str]) -> str:
-    group, _, rest = key.partition(".")
-    groups = sorted({name.partition(".")[0] for name in known})
-    if group not in groups:  # what stands under it is not looked at
-        homes = [name for name in option_keys() if name.rpartition(".")[2] == key.replace("-", "_")]
-        hint = closest(group, groups)
-        if homes:
-            hint = f"; did you mean {homes[0]!r}?"
-        return f"{group}: there is no such key{hint}"
-    inside = [name.removeprefix(f"{group}.") for name in known if name.startswith(f"{group}.")]
-    return f"{key}: there is no such key{closest(rest, inside)}"
-
-
 def option_keys() -> dict[str, list[str] | None]:
     """Returns the keys of `fit`, of all methods and of all data modules, with their choices."""
     kinds = (algorithms, method.FederatedAlgorithm), (datamodules, datamodules.FederatedDataModule)
@@ -258,7 +223,7 @@ def _parameters(cls: type) -> list[str]:
     return [p.name for p in parameters if p.kind not in _VARIABLE]
 
 
-def _classes(types: str) -> list[str]:
+def classes_of(types: str) -> list[str]:
     """Returns the names of pfl's classes that are subclasses of one of these types."""
     # A method is a network, too.
     for package in (datamodules, models, callbacks, robust, attacks, algorithms):
@@ -276,7 +241,7 @@ def _classes(types: str) -> list[str]:
     return []
 
 
-def _parser(owner: str) -> ArgumentParser:
+def class_parser(owner: str) -> ArgumentParser:
     """Returns a parser of the arguments of a class or a function, given by its import path."""
     cls = _named(owner)
     parser = ArgumentParser()

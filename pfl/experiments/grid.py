@@ -32,7 +32,8 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from pfl.configuration import files
-from pfl.configuration.messages import closest, complaint
+from pfl.configuration.keys import closest
+from pfl.configuration.messages import complaint
 from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.files import make_folder

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pfl.clients import ClientData
 from pfl.configuration.app import FederatedCLI
-from pfl.configuration.messages import closest
+from pfl.configuration.keys import closest
 from pfl.deploy.data import RemoteData
 from pfl.deploy.worker import StateFiles
 from pfl.errors import ConfigError

@@ -1,0 +1,231 @@
+"""The check without PyTorch: it says what the parser says, or nothing."""
+
+import pytest
+from matplotlib import get_cachedir
+
+from pfl.cli import main
+from pfl.configuration import light, signatures
+from pfl.configuration.app import FederatedCLI
+from pfl.configuration.files import find_configs
+from pfl.errors import ConfigError
+from tests.cli import test_cli, test_cli_values
+from tests.cli.configurations import NETWORK, PARTITION, SMALL, changed, write
+from tests.commands import python
+
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
+
+
+def empty():
+    """Notes of nothing."""
+    return {name: {} for name in ("runs", "classes", "types", "names", "help")}
+
+
+class Parsed(FederatedCLI):
+    """The command line that only parses, with its notes."""
+
+    notes: dict
+
+    def instantiate_classes(self):
+        pass
+
+    def run_subcommand(self, subcommand):
+        pass
+
+    def parse_arguments(self, parser, args):
+        words = find_configs(self.words)
+        signatures.add(self.notes, words, self.parsers[-1], self._known_keys())
+        super().parse_arguments(parser, args)
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """A function that returns the lines of the parser and of the check."""
+
+    class Shared(Parsed):
+        notes = empty()
+
+    def both(*words):
+        words = list(map(str, words))
+        full = None
+        try:
+            Shared(words)
+        except ConfigError as error:
+            full = str(error)
+        try:
+            light_line = light.Check(Shared.notes, find_configs(words)).line
+        except ConfigError as error:
+            light_line = str(error)
+        return full, light_line
+
+    return both
+
+
+FOUND = {  # in a file
+    "an option": ("model.init_args.batchsize", 10),
+    "a key": ("trainer.max_epoch", 10),
+    "a top key": ("modell", 10),
+    "a method": ("model.class_path", "FedAvgg"),
+    "a network": (f"{NETWORK}.class_path", "MPL"),
+    "a data module": ("data.class_path", "DigitDataModule"),
+    "a callback": ("trainer.callbacks", [{"class_path": "RunFigures"}]),
+    "the second callback": ("trainer.callbacks", ["RunFigure", "RunFigur"]),
+    "an option of a callback": (
+        "trainer.callbacks",
+        [{"class_path": "RunFigure", "init_args": {"foo": 1}}],
+    ),
+    "a word for a number": ("model.init_args.lr", "fast"),
+    "a fraction for a number of rounds": ("trainer.max_epochs", 2.5),
+    "an option of a partition": (f"{PARTITION}.init_args.beta", 1.0),
+    "a word": ("loop.sampling", "random"),
+    "a whole number for a truth": ("trainer.detect_anomaly", 1),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_a_mistake_in_a_file_is_found_and_gets_the_line_of_the_parser(tmp_path, answers, case):
+    full, line = answers(
+        "fit", "--config", write(tmp_path / "a.yaml", changed(SMALL, *FOUND[case]))
+    )
+    assert full and line == full
+
+
+FOUND_WORDS = [
+    "--foo 1",
+    "--train.max_epochs 1",
+    "--trainer.max_epochss 1",
+    "--trainer.max-epochss 1",
+    "--trainer.precision foo",
+    "--trainer.callbacks+=RunFigures",
+    "--loop.foo 1",
+    "--loop.sampling=unifrom",
+    "--model FedAvgg",
+    "--model.lrr 1",
+    "--model.init_args.lrr 1",
+    "--model.lr=fast --model.batch_size 10",
+    "--model FedRep --model.local_epochss=1",
+    "--model Ditto --model.penalty x",
+    "--model.network SmallCNN --model.network.hidden [3]",
+    "--data.partition ClassesPerClient --data.partition.classes x",
+    "--data.partition SplitOwn",
+    "--data.num_client 3",
+    "--config nosuch",
+]
+
+
+@pytest.mark.parametrize("words", FOUND_WORDS)
+def test_a_mistake_in_a_word_is_found_and_gets_the_line_of_the_parser(tmp_path, answers, words):
+    full, line = answers("fit", "--config", write(tmp_path / "a.yaml", SMALL), *words.split())
+    assert full and line == full
+
+
+OTHERS = [  # right, or for the parser to decide
+    "--trainer.max_epoch 3",  # an abbreviation
+    "--model.lr 1e-3",
+    "--model.batch_size null",
+    "--model.network.hidden [8,8]",
+    "--model.optimizer torch.optim.SGD",
+    "--model.optimizer torch.optim.SGD --model.optimizer.momentum x",
+    "--model.loss torch.nn.CrossEntropyLoss",
+    "--model.network own.Net",
+    "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor=a",
+    "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=a",
+    "--loop.aggregation Krum --loop.aggregation.attackers 1",
+    "--loop.privacy.noise 1",
+    "--model.lrr 1 --loop.foo 1",  # two mistakes: the parser says which is first
+    "--model.lr fast --model.lr 1",
+    "--model.network.hiden x:\\ 1",
+    "--data.partition.help=FedAvg",
+    "--model.lr",
+    "--ckpt a",
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # abbreviations
+@pytest.mark.parametrize("words", OTHERS)
+def test_the_check_says_nothing_else_than_the_parser(tmp_path, answers, words):
+    full, line = answers("fit", "--config", write(tmp_path / "a.yaml", SMALL), *words.split(" "))
+    assert line in (None, full)
+
+
+OTHER_TESTS = {**test_cli.MISTAKES, **test_cli_values.MISTAKES}
+
+
+@pytest.mark.slow
+def test_mistakes_of_other_tests_get_the_line_of_the_parser_or_none(tmp_path, answers):
+    for key, value, _ in [*OTHER_TESTS.values()][::3]:
+        path = write(tmp_path / "a.yaml", changed(SMALL, key, value))
+        full, line = answers("fit", "--config", path)
+        assert line in (None, full), key
+
+
+def test_the_files_that_come_with_pfl_are_right(answers):
+    for name in ("quickstart", "rotated", "minilm_movielens"):
+        assert answers("fit", "--config", name) == (None, None)
+
+
+def test_two_mistakes_and_a_class_without_notes_are_for_the_parser(tmp_path, answers):
+    path = write(tmp_path / "a.yaml", changed(SMALL, "model.init_args.lrr", 1))
+    full, line = answers("fit", "--config", path)
+    assert full and line == full
+    assert answers("fit", "--config", path, "--loop.foo", "1")[1] is None
+    words = find_configs(["fit", "--config", str(path)])
+    check = light.Check(empty(), words)
+    assert check.line is None  # there are no notes at all
+
+
+def test_another_file_of_pfl_has_other_notes(tmp_path, monkeypatch):
+    for name in light.PACKAGES:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(light, "ROOT", tmp_path)
+    before = light.notes_file()
+    assert light.notes_file() == before
+    (tmp_path / "pfl" / "new.py").write_text("")
+    assert light.notes_file() != before
+
+
+def test_a_read_only_folder_gets_no_notes(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()  # no folder can be made below a file, even by root
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    light.write_notes({"runs": {"fit": {}}})
+    assert light.read_notes()["runs"] == {}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    light.write_notes({"runs": {"fit": {}}})
+    assert light.read_notes()["runs"] == {"fit": {}}
+    light.notes_file().write_text("{")  # of a disk that was full
+    assert light.read_notes()["runs"] == {}
+    monkeypatch.setattr(light, "LIBRARIES", ("a package without metadata",))
+    light.write_notes({"runs": {"fit": {}}})
+    assert light.read_notes()["runs"] == {}
+
+
+def test_a_run_in_this_process_leaves_the_notes_alone(tmp_path, monkeypatch):
+    """PyTorch is imported here, so that the parser takes no longer than the check."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["fit", "--config", "quickstart", "--model.lrr", "1"]) == 2
+    assert list(tmp_path.glob("lightning-pfl/*")) == []
+
+
+SECOND = """
+import sys
+from pfl.cli import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as error:
+    status = error.code
+print(status, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("words", ["--config quickstart --model.lrr 1", "--model.help FedSLR"])
+def test_the_second_answer_is_the_first_one_without_pytorch(tmp_path, monkeypatch, here, words):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("MPLCONFIGDIR", get_cachedir())  # it takes seconds to list all fonts
+    first = python("-c", SECOND, "fit", *words.split(), cwd=here, fresh=True)
+    second = python("-c", SECOND, "fit", *words.split(), cwd=here, fresh=True)
+    assert first.stderr == second.stderr
+    *text, last = first.stdout.splitlines()
+    assert last.endswith("True")
+    assert second.stdout.splitlines() == [*text, last.replace("True", "False")]
+    assert text or "'lrr'" in first.stderr

@@ -145,7 +145,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         labels = None
         if targets.dtype.kind == "i" and targets.ndim == 1:
             labels = targets
-        rule = self.partitioner.bound(rule_columns(loaded), num_train, len(samples))
+        columns = rule_columns(loaded)
+        rule = self.partitioner.bound(columns, num_train, len(samples))
         pool = num_train
         if self.protocol.assigns_official_test:
             pool = len(samples)
@@ -164,7 +165,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         if names is not None and not fits:
             given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
             raise ConfigError(f"{name}.client_names: {given}")
-        whole = Pool(labels, num_train, len(samples))
+        whole = Pool(labels, num_train, len(samples), columns)
         rng = generator(self.seed, "protocol")
         partition = self.protocol.split(owned, whole, rng)
         if not partition.train.sizes.any():

@@ -48,7 +48,7 @@ _MISSING = ("refuse", "drop", "mean")
 _CODES = ("one-hot", "codes")
 
 
-_Table: TypeAlias = dict[str, Column]
+Table: TypeAlias = dict[str, Column]
 
 
 class TableDataModule(FederatedDataModule):
@@ -204,7 +204,7 @@ class TableDataModule(FederatedDataModule):
 
     def load(self) -> Loaded:
         self.conversions = []
-        tables = [_read(path, self.conversions) for path in self._paths()]
+        tables = [read_table(path, self.conversions) for path in self._paths()]
         features = self._features(tables[0])
         if self.missing == "drop":
             tables = self._without_gaps(tables, features)
@@ -252,7 +252,7 @@ class TableDataModule(FederatedDataModule):
     def _paths(self) -> list[Path]:
         return [path for path in (self.file, self.test_file) if path is not None]
 
-    def _features(self, table: _Table) -> list[str]:
+    def _features(self, table: Table) -> list[str]:
         """Returns the names of the columns of the inputs."""
         if self.feature_columns is not None:
             return list(self.feature_columns)
@@ -263,7 +263,7 @@ class TableDataModule(FederatedDataModule):
             known.add(self.protocol.order)
         return [name for name in table if name not in known]
 
-    def _without_gaps(self, tables: Sequence[_Table], features: Sequence[str]) -> list[_Table]:
+    def _without_gaps(self, tables: Sequence[Table], features: Sequence[str]) -> list[Table]:
         """Returns the tables without the rows that lack a value that is needed."""
         needed = [*features, self.target_column]
         if self.client_column is not None:
@@ -296,7 +296,7 @@ class TableDataModule(FederatedDataModule):
         return result
 
     def _windows(
-        self, tables: Sequence[_Table], ids: np.ndarray | None, columns: Mapping[str, np.ndarray]
+        self, tables: Sequence[Table], ids: np.ndarray | None, columns: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Returns rows and target's row of each window, and how many are of the first file."""
         assert self.window is not None
@@ -340,7 +340,7 @@ class TableDataModule(FederatedDataModule):
             return len(self.given_classes)
         return super().num_classes
 
-    def _targets(self, tables: Sequence[_Table]) -> tuple[np.ndarray, list[str] | None]:
+    def _targets(self, tables: Sequence[Table]) -> tuple[np.ndarray, list[str] | None]:
         """Returns numbered classes, int64, and their names; or floating targets as float32."""
         key = "target_column"
         name = self.target_column
@@ -375,7 +375,7 @@ class TableDataModule(FederatedDataModule):
             self.conversions.append(f"{self.target_column!r}: rounded to float32, with 7 digits")
         return narrow
 
-    def _inputs(self, tables: Sequence[_Table], features: Sequence[str]) -> Inputs:
+    def _inputs(self, tables: Sequence[Table], features: Sequence[str]) -> Inputs:
         """Returns the columns of the inputs side by side."""
         expected = "at least one column"
         require_value("TableDataModule.feature_columns", features, len(features) > 0, expected)
@@ -392,7 +392,7 @@ class TableDataModule(FederatedDataModule):
             columns[name] = (numbers, np.concatenate([part[1] for part in parts]))
         return side_by_side(columns)
 
-    def _category_columns(self, tables: Sequence[_Table], features: Sequence[str]) -> list[str]:
+    def _category_columns(self, tables: Sequence[Table], features: Sequence[str]) -> list[str]:
         """Returns which columns of the inputs are categories."""
         if self.categories is None:
             return []
@@ -410,7 +410,7 @@ class TableDataModule(FederatedDataModule):
         return given
 
     def _category(
-        self, tables: Sequence[_Table], name: str
+        self, tables: Sequence[Table], name: str
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns the inputs of a category, by name, with their gaps."""
         names = joined_names([table[name] for table in tables])
@@ -433,7 +433,7 @@ class TableDataModule(FederatedDataModule):
 
     def _column(
         self,
-        tables: Sequence[_Table],
+        tables: Sequence[Table],
         key: str,
         name: str,
         read: Callable[[Sequence[str]], np.ndarray] | None = None,
@@ -446,7 +446,7 @@ class TableDataModule(FederatedDataModule):
         return joined
 
     def _check_column(
-        self, tables: Sequence[_Table], key: str, name: str, gaps_allowed: bool = False
+        self, tables: Sequence[Table], key: str, name: str, gaps_allowed: bool = False
     ) -> None:
         """Raises a ConfigError if a table lacks a column, or the column a value."""
         for table in tables:
@@ -465,7 +465,7 @@ class TableDataModule(FederatedDataModule):
                 )
 
 
-def _rows_of(table: _Table) -> int:
+def _rows_of(table: Table) -> int:
     return len(next(iter(table.values())).values)
 
 
@@ -487,7 +487,7 @@ def _joined(
     return np.concatenate(parts)
 
 
-def _read(path: Path, conversions: list[str]) -> _Table:
+def read_table(path: Path, conversions: list[str]) -> Table:
     """Reads a file, and says in `conversions` what was left out."""
     if path.suffix == ".csv":
         names, columns = _read_csv(path, conversions)

@@ -163,7 +163,7 @@ def _three(data: FederatedDataModule) -> str:
                 pairs = zip(data.feature_names, values, strict=False)
                 values = [f"{column} {value}" for column, value in pairs]
             shown = ", ".join(values)
-        goal = target.tolist()
+        goal = str(target.tolist())
         if target.numel() > SHOWN:
             goal = f"targets {list(target.shape)}"
         if data.class_names is not None and target.ndim == 0:

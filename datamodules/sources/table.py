@@ -101,8 +101,9 @@ class TableDataModule(FederatedDataModule):
             wards do. None: all columns of text.
         levels: By column, the list of its levels in their order, for a file in which a level may be
             missing, such as that of one hospital of several.
-        window: The rows of a window, W, for a series: inputs are float32 [N, W, F], the W rows of
-            a client that end `horizon` rows before that of the target. The inputs are then all
+        window: The rows of a window, W, for a series: inputs are float32 [N, F, W], as for a
+            convolution in time, the W rows of a client that end `horizon` rows before that of the
+            target. The transform `TimeFirst` makes [N, W, F] of them. The inputs are then all
             columns but those of client and order, also the target's column, which has its past
             values there. None: each row is a sample.
         horizon: The rows from the end of a window to its target.
@@ -238,7 +239,7 @@ class TableDataModule(FederatedDataModule):
         values = inputs.values
         if self.window is not None:
             rows, last, num_train = self._windows(tables, ids, columns)
-            values = values[rows]
+            values = np.ascontiguousarray(values[rows].transpose(0, 2, 1))
             targets = targets[last]
             columns = {name: column[last] for name, column in columns.items()}
             if ids is not None:

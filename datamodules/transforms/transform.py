@@ -209,6 +209,26 @@ class _NormalizeByClient(Transform):
         return "Normalize(of='client')"
 
 
+class TimeFirst(Transform):
+    """Makes [n, W, F] of windows of a series [n, F, W], as recurrent networks take them.
+
+    It comes after `Normalize`, which takes the second axis for the columns.
+
+    Example:
+        >>> from datamodules import TensorDataModule
+        >>> data = TensorDataModule(torch.ones(9, 2, 24), torch.zeros(9), num_clients=1,
+        ...                         transforms=[TimeFirst()])
+        >>> data.input_shape
+        torch.Size([24, 2])
+    """
+
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        key = "TimeFirst: the inputs' shape"
+        expected = "(n, F, W), windows of a series"
+        require_value(key, tuple(inputs.shape), inputs.ndim == 3, expected)
+        return inputs.transpose(1, 2)
+
+
 class RandomCrop(Transform):
     """Moves each image by a random number of pixels in training; what moves in is zero.
 

@@ -189,6 +189,10 @@ def samples_of(datamodule: FederatedDataModule, inputs: Tensor) -> dict[str, Any
     }
     if datamodule.feature_names is not None:
         content["columns"] = datamodule.feature_names
+    if levels := getattr(datamodule, "levels", None):
+        content["levels"] = levels
+    if datamodule.conversions:
+        content["conversions"] = datamodule.conversions
     used = normalization(datamodule.transforms)
     if used.mean is not None:
         content["mean"] = used.mean
@@ -210,6 +214,10 @@ def _input_rows(content: dict[str, Any]) -> dict[str, str]:
         rows["Before"] = "; ".join(content["after"])
     if "columns" in content:
         rows["Columns"] = ", ".join(content["columns"])
+    for name, levels in content.get("levels", {}).items():
+        rows[f"Levels of {name}"] = ", ".join(levels)
+    if "conversions" in content:
+        rows["Reading"] = "; ".join(content["conversions"])
     return rows
 
 

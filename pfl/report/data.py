@@ -94,12 +94,14 @@ def _inputs(data: FederatedDataModule, inputs: Tensor, number: int) -> str:
     if len(inputs) < number:
         title += f"; of the first {len(inputs):,}"
     names = data.feature_names
-    if names is None or inputs.shape[-1] != len(names):
+    if names is None or inputs.ndim not in (2, 3):
         if not inputs.numel():
             return title
         values = inputs.double()
         return f"{title}, from {values.min():g} to {values.max():g}, mean {values.mean():.4g}"
-    flat = inputs.reshape(-1, len(names)).double()
+    flat = inputs.double()
+    if inputs.ndim == 3:  # windows of a series, [N, F, W]
+        flat = flat.transpose(1, 2).reshape(-1, len(names))
     heads = [Column("input"), *(Column(head, ".5g") for head in ("least", "mean", "most"))]
     rows: list[list[Cell]] = []
     for k, name in enumerate(names[:MOST_COLUMNS]):

@@ -147,9 +147,9 @@ def test_windows_hold_the_past_of_one_client(tmp_path):
     )  # fmt: skip
     # a: (10, 20) before 30, which is row 1. b: (100, 200) before 300, (200, 300) before 400.
     assert inputs_of(data) == [
-        [[10, 0.5], [20, 1.5]],
-        [[100, 7.0], [200, 8.0]],
-        [[200, 8.0], [300, 9.0]],
+        [[10, 20], [0.5, 1.5]],
+        [[100, 200], [7.0, 8.0]],
+        [[200, 300], [8.0, 9.0]],
     ]
     assert data.samples.targets.tolist() == [30, 300, 400]
     assert data.feature_names == ["load", "heat"]
@@ -164,6 +164,22 @@ def test_a_horizon_is_counted_from_the_end_of_a_window(tmp_path):
     )  # fmt: skip
     assert inputs_of(data) == [[[10]], [[100]], [[200]]]
     assert data.samples.targets.tolist() == [30, 300, 400]
+
+
+def test_windows_are_normalized_by_column_and_turned(tmp_path):
+    """Without a horizon b's windows have the loads 100, 200 | 200, 300: mean 200, variance 5000."""
+    from datamodules import Normalize, TimeFirst
+
+    text = "\n".join(line for line in SERIES.splitlines() if line[-1] != "a")
+    data = of(
+        tmp_path, text, "load", target_kind="numbers", window=2, order_column="hour",
+        protocol=SplitOwn(0.0, 0.0, order="hour"), transforms=[Normalize(of="client"), TimeFirst()],
+        feature_columns=["load", "heat"],
+    )  # fmt: skip
+    std = 70.71  # of 70.7107, four digits
+    loads = [data.dataset(0)[i][0][:, 0].tolist() for i in (0, 1)]
+    assert loads == [pytest.approx([-100 / std, 0]), pytest.approx([0, 100 / std])]
+    assert data.input_shape == (2, 2)
 
 
 def test_two_rows_at_one_time_are_refused(tmp_path):

@@ -172,7 +172,7 @@ class Normalize(Transform):
             if trained.sizes[client]:
                 own = channel_statistics(samples.inputs[trained[client]])
             rows.append(own)
-        return _NormalizeByClient(rows)
+        return NormalizeByClient(rows)
 
     def __repr__(self) -> str:
         if self._of == "all":
@@ -188,15 +188,28 @@ class Normalize(Transform):
         return (inputs - mean).div_(std)
 
 
-class _NormalizeByClient(Transform):
-    """Subtracts the mean of each channel of a client and divides by its standard deviation."""
+class NormalizeByClient(Transform):
+    """Subtracts the mean of each channel of a client and divides by its standard deviation.
+
+    `Normalize(of="client")` becomes such a transform when the data are loaded.
+
+    Args:
+        statistics: Means and standard deviations of each client.
+    """
 
     per_client = True
 
     def __init__(self, statistics: Sequence[tuple[list[float], list[float]]]) -> None:
+        self._statistics = list(statistics)
         self._mean = torch.tensor([mean for mean, _ in statistics], dtype=torch.float64)
         std = torch.tensor([std for _, std in statistics], dtype=torch.float64)
         self._std = torch.where(std == 0, 1.0, std)
+
+    def of_client(self, client: int) -> Normalize:
+        """Returns the normalization of one client."""
+        result = Normalize()
+        result.mean, result.std = self._statistics[client]
+        return result
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         shape = (len(inputs), -1, *[1] * (inputs.ndim - 2))

@@ -81,4 +81,5 @@ from pfl.datamodules.transforms.transform import HorizontalFlip as HorizontalFli
 from pfl.datamodules.transforms.transform import Normalize as Normalize
 from pfl.datamodules.transforms.transform import Pipeline as Pipeline
 from pfl.datamodules.transforms.transform import RandomCrop as RandomCrop
+from pfl.datamodules.transforms.transform import TimeFirst as TimeFirst
 from pfl.datamodules.transforms.transform import Transform as Transform

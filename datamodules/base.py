@@ -22,6 +22,7 @@ from .randomness import generator
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
 from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns, told_scale
+from .samples.missing import fill_with_means
 from .samples.samples import Samples, TensorSamples, concatenate
 from .transforms.transform import Pipeline, Transform
 
@@ -52,6 +53,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     Attributes:
         partitioner: The partition rule, the argument `partition`.
         rounded_arrays: Names of the given arrays that have lost digits; known after `setup`.
+        conversions: In what the samples differ from what was read, a line for each change, such as
+            rounded numbers or rows that are left out; known after `setup`.
         feature_names: Names of the columns of the inputs [F], as of a table; known after `setup`,
             and None where the columns have no names.
 
@@ -116,6 +119,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             )
         self._transforms = Pipeline(transforms or (), self.seed)
         self.rounded_arrays: list[str] = []
+        self.conversions: list[str] = []
         self.feature_names: list[str] | None = None
         self._samples: Samples | None = None
         self._partition: Partition | None = None
@@ -145,7 +149,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         labels = None
         if targets.dtype.kind == "i" and targets.ndim == 1:
             labels = targets
-        rule = self.partitioner.bound(rule_columns(loaded), num_train, len(samples))
+        columns = rule_columns(loaded)
+        rule = self.partitioner.bound(columns, num_train, len(samples))
         pool = num_train
         if self.protocol.assigns_official_test:
             pool = len(samples)
@@ -164,15 +169,19 @@ class FederatedDataModule(LightningDataModule, ABC):
         if names is not None and not fits:
             given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
             raise ConfigError(f"{name}.client_names: {given}")
-        whole = Pool(labels, num_train, len(samples))
+        whole = Pool(labels, num_train, len(samples), columns)
         rng = generator(self.seed, "protocol")
         partition = self.protocol.split(owned, whole, rng)
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
+        if loaded.missing is not None:
+            self._fill(samples, loaded.missing, partition)
         if isinstance(self.protocol, OfficialSplit):
             _warn_of_newcomers(name, partition)
-        self._transforms = self._transforms.bound(loaded.train, self._num_clients)
+        self._transforms = self._transforms.bound(
+            loaded.train, self._num_clients, samples, partition.train
+        )
         about = partition.about
         if not about:  # what is partitioned and how, for `Partition.save`
             about = {
@@ -186,6 +195,17 @@ class FederatedDataModule(LightningDataModule, ABC):
             if self._client_names is not None:
                 about["client_names"] = self._client_names
         self._partition = replace(partition, targets=targets, about=about)
+
+    def _fill(self, samples: Samples, missing: np.ndarray, partition: Partition) -> None:
+        """Gives missing values the means of their clients' training samples, and says so."""
+        assert isinstance(samples, TensorSamples)
+        columns = self.feature_names or [str(number) for number in range(missing.shape[1])]
+        number = fill_with_means(samples.inputs, missing, partition, columns, self._client_names)
+        lacking = [columns[column] for column in np.flatnonzero(missing.any(0))]
+        self.conversions.append(
+            f"{number} missing values of {', '.join(map(repr, lacking))} are the means of their "
+            "client's training samples"
+        )
 
     def _ready(self) -> None:
         """Prepares and loads the data if no Trainer has done so."""

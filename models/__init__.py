@@ -1,8 +1,8 @@
 """Networks and losses as plain PyTorch modules, for any PyTorch project.
 
 Every network is a `body` followed by a linear `head` (see `models.classifier.Classifier`). All
-arguments are plain values, so that a YAML file can describe them. The two losses complete
-objectives for which PyTorch has no loss.
+arguments are plain values, so that a YAML file can describe them. The losses complete
+objectives for which PyTorch has no loss, or none that a file can describe.
 """
 
 import pfl._path
@@ -22,6 +22,8 @@ from pfl.models.dense import LinearRegression as LinearRegression
 from pfl.models.dense import LogisticRegression as LogisticRegression
 from pfl.models.lenet import LeNet5 as LeNet5
 from pfl.models.losses import HalfSquaredError as HalfSquaredError
+from pfl.models.losses import WeightedBinaryCrossEntropy as WeightedBinaryCrossEntropy
+from pfl.models.losses import WeightedCrossEntropy as WeightedCrossEntropy
 from pfl.models.norm import replace_batch_norm as replace_batch_norm
 from pfl.models.penalized import PenalizedCrossEntropy as PenalizedCrossEntropy
 from pfl.models.penalized import PenalizedLogisticRegression as PenalizedLogisticRegression

@@ -1,6 +1,7 @@
 """Test protocols: which samples each client is trained, validated and tested on."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from ..errors import check_optional, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.partition import Partition
+from .order import order_of, split_in_order
 from .splits import split_off
 
 
@@ -17,6 +19,7 @@ class Pool(NamedTuple):
     labels: np.ndarray | None  # int64 [num_samples]; None if the targets are not classes
     num_train: int
     num_samples: int
+    columns: Mapping[str, np.ndarray] | None = None  # values of the samples, by name
 
 
 class Protocol(ABC):
@@ -74,6 +77,15 @@ class SplitOwn(Protocol):
     If the data set has an official test set, its samples are assigned to the clients together with
     the training samples and every client splits the union, as in PFLlib.
 
+    Args:
+        test: The share of the test samples.
+        validation: The share of the validation samples.
+        order: A column by which each client's samples are split in order, such as their time: the
+            last are for testing, those before them for validation, and the first for training. A
+            split at random of a series tests on times between those that were trained on. The
+            column holds numbers, or dates written as 2024-01-31 or 2024-01-31T18:30; rows with
+            equal values keep the order of the file. None splits at random, by class.
+
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=1, protocol=SplitOwn(test=0.5, validation=0.25))
@@ -85,16 +97,34 @@ class SplitOwn(Protocol):
     needs_official_test = False
     assigns_official_test = True
 
-    def __init__(self, test: float = 0.2, validation: float = 0.1) -> None:
+    def __init__(
+        self, test: float = 0.2, validation: float = 0.1, order: str | None = None
+    ) -> None:
         self.test = _check_share("test", test, self)
         super().__init__(validation)
+        self.order = order
         key = "SplitOwn.test + SplitOwn.validation"
         total = test + validation
         require_value(key, total, total < 1, "below 1, as the rest is for training")
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
-        test, val, train = split_off(owned, pool.labels, (self.test, self.validation), rng)
+        shares = (self.test, self.validation)
+        if self.order is None:
+            test, val, train = split_off(owned, pool.labels, shares, rng)
+        else:
+            needed = int(owned.flat.max(initial=-1)) + 1
+            order = order_of(self.order, pool.columns, needed)
+            test, val, train = split_in_order(owned, order, shares)
         return Partition(train, val, test)
+
+    def describe(self) -> str:
+        if self.order is None:
+            return super().describe()
+        return f"{super().describe()}, the last by {self.order}"
+
+    def __repr__(self) -> str:
+        given = {key: value for key, value in vars(self).items() if value is not None}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in given.items())})"
 
 
 class MatchLabels(Protocol):

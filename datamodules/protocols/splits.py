@@ -28,7 +28,7 @@ def split_off(
     """
     if isinstance(owned, Drawn):
         return _split_drawn(owned, labels, shares, rng)
-    sizes = _part_sizes(owned.sizes, shares)
+    sizes = part_sizes(owned.sizes, shares)
     kind = owned[0].dtype
     parts = [Ragged.from_sizes(np.empty(held.sum(), kind), held) for held in sizes]
     for clients in owned.blocks():
@@ -64,7 +64,7 @@ def _split_drawn(
     if labels is not None:
         labels = labels[: owned.total]
     parts: list[IndexArrays] = []
-    for size in _part_sizes(np.array([owned.size]), shares)[:, 0].tolist():
+    for size in part_sizes(np.array([owned.size]), shares)[:, 0].tolist():
         parts.append(DrawnPart(key, len(owned), size, owned.total, owned, labels, begin))
         begin += size
     if not any(shares):
@@ -114,7 +114,7 @@ class DrawnPart(Drawn):
         return *self.whole.definition(), *super().definition(), np.array([self.begin]), labels
 
 
-def _part_sizes(held: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
+def part_sizes(held: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
     """Returns the sizes of the parts, int64 [len(shares) + 1, M]; see `Protocol` for the rule."""
     left = held.copy()
     parts = []

@@ -2,12 +2,14 @@
 
 import functools
 import hashlib
+import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,13 +17,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import ConfigError
 
+Colour = Literal["rgb", "gray", "stored"]
+
 _BLOCK = 64  # items that a worker process reads at a time
+_ORIENTATION = 0x0112  # the tag of EXIF
 
 
-def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = None) -> np.ndarray:
-    """Reads images as uint8 [N, 3, H, W], or with 16 bits as float32 in [0, 1]; see `pixels_of`.
-
-    Gray images get three equal channels.
+def decode(
+    paths: Sequence[Path],
+    size: int | None = None,
+    cache: Path | None = None,
+    colour: Colour = "rgb",
+) -> np.ndarray:
+    """Reads images as uint8 [N, C, H, W], or with 16 bits as float32 in [0, 1]; see `pixels_of`.
 
     Where PyTorch has several threads, as many worker processes read the files. The result does not
     depend on their number.
@@ -32,12 +40,96 @@ def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = 
         cache: A folder for the decoded images, which are then mapped from a file into memory; what
             is written to the array does not reach the file. A second call with the same, unchanged
             files reads nothing else. None keeps the images in memory.
+        colour: "rgb" for three channels, which are equal where an image is gray, "gray" for one,
+            and "stored" for those of the file; see `stored_pixels`.
     """
     file = None
     if cache is not None:
-        file = cache / f"{_fingerprint(paths, size)}.npy"
+        file = cache / f"{_fingerprint(paths, size, colour)}.npy"
     differ = "image_size: None, but {} and {} have the shapes {} and {}; it must be given"
-    return read_items(functools.partial(_image, paths, size), paths, differ, file)
+    if colour == "stored":
+        differ = "the images {} and {} have the shapes {} and {}; they must have one shape"
+    return read_items(functools.partial(_image, paths, size, colour), paths, differ, file)
+
+
+def changes_of(
+    paths: Sequence[Path], size: int | None, cache: Path | None, colour: Colour
+) -> list[str]:
+    """Returns in what the samples of `decode` differ from the files, a line for each change.
+
+    The heads of all files are read, or with a cache only once.
+    """
+    file = None
+    if cache is not None:
+        file = cache / f"{_fingerprint(paths, size, colour)}.json"
+        if file.is_file():
+            return json.loads(file.read_text())
+    counts: Counter[str] = Counter()
+    for path in paths:
+        counts.update(_changes_of_one(path, size, colour))
+    lines = [f"{count:,} of {len(paths):,} images: {words}" for words, count in counts.items()]
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(lines))
+    return lines
+
+
+def _changes_of_one(path: Path, size: int | None, colour: Colour) -> list[str]:
+    """Returns in words what is changed when an image is read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            mode = image.mode
+            found = _changes_of_mode(image, colour)
+            if (
+                mode[:4] != "I;16"
+                and not has_16_bits(image)
+                and any(";16" in str(tile[3]) for tile in image.tile)
+            ):
+                found.append("16 bits a channel are cut to the upper 8")
+            if size is not None and image.size != (size, size):
+                found.append(f"resized to {size}x{size}")
+            if image.format != "TIFF" and getattr(image, "n_frames", 1) > 1:
+                found.append("the first of several pictures in the file is read")
+            if image.getexif().get(_ORIENTATION, 1) != 1:
+                found.append("the orientation of EXIF is not applied")
+            return found
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read as an image: {error}") from error
+
+
+def _pages_of(image: Any) -> int:
+    """Returns the number of pages of a TIFF file; of moving pictures the first is read."""
+    if image.format == "TIFF":
+        return image.n_frames
+    return 1
+
+
+def _changes_of_mode(image: Any, colour: Colour) -> list[str]:
+    """Returns in words what becomes of the channels of an image."""
+    mode = image.mode
+    found = []
+    if has_16_bits(image):
+        found.append("gray values of 16 bits are divided by 65,535")
+    elif mode[0] in "IF":
+        return []  # numbers as they are, or refused
+    else:
+        found.append("values of 8 bits are divided by 255")
+    if colour == "stored":
+        if mode == "P":
+            found.append("the colours of the palette stand for its numbers")
+        return found
+    if mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        found.append("transparency is left out")
+    gray = mode[0] in "L1I"
+    if colour == "rgb" and gray:
+        found.append("gray is repeated in three channels")
+    if colour == "gray" and not gray:
+        found.append("gray is 0.299 red + 0.587 green + 0.114 blue")
+    if mode in ("CMYK", "YCbCr", "LAB", "HSV"):
+        found.append(f"{mode} is converted to RGB")
+    return found
 
 
 def read_items(
@@ -143,13 +235,25 @@ class _Blocks(Dataset):
             return error
 
 
-def _image(paths: Sequence[Path], size: int | None, number: int) -> np.ndarray:
-    """Reads an image of a list, [3, H, W]."""
+def _image(paths: Sequence[Path], size: int | None, colour: Colour, number: int) -> np.ndarray:
+    """Reads an image of a list, [C, H, W]."""
     from PIL import Image
 
+    name = str(paths[number])
     try:
         with Image.open(paths[number]) as image:
-            return pixels_of(image, "RGB", size, str(paths[number]))
+            if colour == "stored":
+                return stored_pixels(image, size, name)
+            pages = _pages_of(image)
+            if pages > 1:
+                raise ConfigError(
+                    f"{name}: {pages} pages, of which one would be read; colour must be 'stored', "
+                    "which makes channels of them, or the file must have one page"
+                )
+            mode = "RGB"
+            if colour == "gray":
+                mode = "L"
+            return pixels_of(image, mode, size, name)
     except OSError as error:
         raise ConfigError(f"{paths[number]}: cannot be read as an image: {error}") from error
 
@@ -179,6 +283,48 @@ def pixels_of(image: Any, mode: str, size: int | None, name: str) -> np.ndarray:
     return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
 
 
+def stored_pixels(image: Any, size: int | None, name: str) -> np.ndarray:
+    """Returns an image of Pillow with the channels of its file, [C, H, W].
+
+    Values of 8 bits become uint8, gray values of 16 bits float32, v / 65535. Whole and floating
+    numbers of 32 bits become float32 as they are. The pages of a file follow one another as
+    channels. Numbers of a palette become the colours that they stand for.
+
+    Args:
+        image: The image.
+        size: Height and width to which the image is resized (bicubic); None keeps its size.
+        name: The name of the image, for messages.
+    """
+    from PIL import Image
+
+    pages = []
+    for number in range(_pages_of(image)):
+        if number:
+            image.seek(number)
+        page = image
+        if has_16_bits(page):
+            pages.append(_pixels_of_16_bits(page, 1, size))
+            continue
+        if page.mode in ("P", "1"):
+            page = page.convert({"P": "RGB", "1": "L"}[page.mode])
+        if page.mode[0] in "IF":
+            whole = np.asarray(page)
+            values = whole.astype(np.float32)
+            if (values.astype(np.float64) != whole).any():
+                raise ConfigError(
+                    f"{name}: whole numbers above 2**24, which float32 does not hold; they must be "
+                    "smaller"
+                )
+            page = Image.fromarray(values)
+        if size is not None:
+            page = page.resize((size, size))
+        pixels = np.asarray(page)
+        pages.append(pixels.reshape(page.height, page.width, -1).transpose(2, 0, 1))
+    if len({(page.shape[1:], page.dtype) for page in pages}) > 1:
+        raise ConfigError(f"{name}: its pages differ in size or in type; they must be alike")
+    return np.concatenate(pages)
+
+
 def has_16_bits(image: Any) -> bool:
     """Returns whether an image of Pillow is gray with 16 bits, which `convert` would cut at 255."""
     if image.mode == "I":  # Pillow reads these formats, which have at most 16 bits, as 32 bits
@@ -196,9 +342,10 @@ def _pixels_of_16_bits(image: Any, channels: int, size: int | None) -> np.ndarra
     return np.repeat(values[None] / np.float32(65535), channels, axis=0)
 
 
-def _fingerprint(paths: Sequence[Path], size: int | None) -> str:
-    """Returns a name that differs where files, their order, their content or the size differ."""
-    digest = hashlib.sha256(f"uint8 or 16 bits [N, 3, H, W], size {size}\n".encode())
+def _fingerprint(paths: Sequence[Path], size: int | None, colour: Colour) -> str:
+    """Returns a name that differs where files, their order, their content or the form differ."""
+    channels = {"rgb": "3", "gray": "1", "stored": "C"}[colour]
+    digest = hashlib.sha256(f"uint8 or 16 bits [N, {channels}, H, W], size {size}\n".encode())
     for path in paths:
         status = path.stat()
         line = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\n"

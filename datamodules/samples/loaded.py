@@ -25,6 +25,9 @@ class Loaded(NamedTuple):
         columns: Further values of each training sample, or of each sample, by name: numbers or
             text [N], for rules such as `Natural("hospital")` and `ByValue("age")`; or None.
         class_names: The names of the classes, in the order of their numbers; or None.
+        missing: Which values of the inputs [N, F] of all samples, the training samples first, are
+            missing; each becomes the mean of its column over its client's training samples; or
+            None.
 
     Example:
         >>> from datamodules import TensorSamples
@@ -38,6 +41,7 @@ class Loaded(NamedTuple):
     client_ids: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] | None = None
     class_names: Sequence[str] | None = None
+    missing: np.ndarray | None = None
 
 
 def check_loaded(name: str, loaded: object) -> None:

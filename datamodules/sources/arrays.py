@@ -12,7 +12,7 @@ from torch import Tensor
 from ..base import FederatedDataModule
 from ..errors import ConfigError, require_value
 from ..samples.loaded import Loaded
-from ..samples.samples import TensorSamples
+from ..samples.samples import TensorSamples, are_scaled
 
 
 class TensorDataModule(FederatedDataModule):
@@ -111,6 +111,12 @@ class ArrayDataModule(FederatedDataModule):
         tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
         wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
         self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
+        self.conversions = []
+        for key in self.rounded_arrays:
+            self.conversions.append(f"{key}: rounded from {arrays[key].dtype} to float32")
+        for key in ("inputs", "test_inputs"):
+            if key in tensors and are_scaled(tensors[key]):
+                self.conversions.append(f"{key}: uint8 images, divided by 255")
         return _as_loaded({**arrays, **tensors})
 
 

@@ -130,6 +130,10 @@ class HuggingFaceDataModule(FederatedDataModule):
 
     def load(self) -> Loaded:
         splits = self._open()
+        self.conversions = []
+        for column in (self.input_column, self.target_column):
+            if "float64" in str(splits[0].features[column]):
+                self.conversions.append(f"{column!r}: float64 is read as float32, with 7 digits")
         inputs = self._inputs(splits, self.input_column)
         targets, names = self._classes(splits, self.target_column)
         ids = None
@@ -193,7 +197,13 @@ class HuggingFaceDataModule(FederatedDataModule):
             return self._images([split.select_columns([column]) for split in splits])
         if isinstance(feature, Value) and "string" in feature.dtype:
             encode = encoder(self.tokenizer, self.length)
-            return np.array([encode(text) for s in splits for text in _values(s, column)])
+            texts = [text for s in splits for text in _values(s, column)]
+            said = f"{column!r}: texts become {self.length} whole numbers; longer ones are cut"
+            if self.tokenizer == "bytes":
+                cut = sum(len(text.encode()) > self.length for text in texts)
+                said += f", {cut:,} of {len(texts):,}"
+            self.conversions.append(said)
+            return np.array([encode(text) for text in texts])
         return np.concatenate([_numbers("input_column", s, column) for s in splits])
 
     def _images(self, splits: Sequence[Any]) -> np.ndarray:
@@ -207,6 +217,10 @@ class HuggingFaceDataModule(FederatedDataModule):
             mode = "RGB"
             if _is_gray(first):
                 mode = "L"
+        said = f"images are read in the mode {mode}, 8 bits divided by 255 and 16 by 65,535"
+        if self.image_size is not None:
+            said += f", and resized to {self.image_size}x{self.image_size}"
+        self.conversions.append(said)
         strict = self.image_mode is None and mode == "L"
         file = None
         if self.cache is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, check_optional, require_value
-from ..samples.images import decode
+from ..samples.images import Colour, changes_of, decode
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
 
@@ -28,14 +28,13 @@ Levels = Literal[
 
 
 class ImageFolderDataModule(FederatedDataModule):
-    """Images in folders: inputs [N, 3, H, W], stored as uint8 and scaled to [0, 1] in each batch.
+    """Images in folders: inputs [N, C, H, W], stored as uint8 and scaled to [0, 1] in each batch.
 
     Class, client and split of an image are either the names of the folders that it lies in or the
     columns of a table. The client may be a person, a hospital, a camera or a domain: with
     `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
-    their names. Gray images get three equal channels. Gray images of 16 bits a pixel become float32
-    in [0, 1] instead, and then all images must have 16 bits. `levels="client/class"` reads domains
-    such as PACS's:
+    their names. Gray images of 16 bits a pixel become float32 in [0, 1] instead, and then all
+    images must have 16 bits. `levels="client/class"` reads domains such as PACS's:
 
         pacs/photo/dog/056_0001.jpg
         pacs/sketch/horse/9001.png
@@ -53,6 +52,9 @@ class ImageFolderDataModule(FederatedDataModule):
         cache: A folder for the decoded images, which are then mapped from a file into memory: for
             data sets that do not fit there, or take long to decode. A changed data set is decoded
             anew, into another file. None decodes the images into memory at each start.
+        colour: The channels C. "rgb": three, which are equal where an image is gray. "gray": one.
+            "stored": those of the files, which must be alike: also transparency, the pages of a
+            TIFF file as channels, and numbers of 32 bits as they are.
 
     Example:
         >>> from datamodules import Natural
@@ -68,6 +70,7 @@ class ImageFolderDataModule(FederatedDataModule):
         table: str | None = None,
         image_size: int | None = None,
         cache: str | os.PathLike | None = None,
+        colour: Colour = "rgb",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -80,6 +83,9 @@ class ImageFolderDataModule(FederatedDataModule):
         require_value("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
         self.levels = levels or "class"
         self.table = table
+        known = get_args(Colour)
+        require_value("ImageFolderDataModule.colour", colour, colour in known, ", ".join(known))
+        self.colour = colour
         self.cache = None
         if cache is not None:
             self.cache = Path(cache).expanduser()
@@ -93,6 +99,8 @@ class ImageFolderDataModule(FederatedDataModule):
         found, num_train = self._find()
         classes, labels = np.unique([image.label for image in found], return_inverse=True)
         train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)
+        paths = [image.path for image in found]
+        self.conversions = changes_of(paths, self.image_size, self.cache, self.colour)
         owners = [image.client for image in found]
         ids = None
         if owners[0] is not None:
@@ -100,7 +108,8 @@ class ImageFolderDataModule(FederatedDataModule):
         return Loaded(train, test, ids, class_names=classes.tolist())
 
     def _decode(self, found: list["_Image"]) -> np.ndarray:
-        return decode([image.path for image in found], self.image_size, self.cache)
+        paths = [image.path for image in found]
+        return decode(paths, self.image_size, self.cache, self.colour)
 
     def _find(self) -> tuple[list["_Image"], int]:
         """Returns all images, the training images first, and the number of training images."""

@@ -249,4 +249,6 @@ class CelebADataModule(LeafDataModule):
                     f"CelebADataModule.root: the image {str(path)!r} is missing; the images are "
                     "img_align_celeba.zip of https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
                 )
+        size = f"{self.image_size}x{self.image_size}"
+        self.conversions = [f"images are resized to {size}, and their 8 bits divided by 255"]
         return decode(paths, self.image_size, self.cache)

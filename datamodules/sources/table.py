@@ -3,32 +3,52 @@
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, error_line, optional_module, require_value
+from ..errors import (
+    ConfigError,
+    check_optional,
+    check_whole,
+    error_line,
+    optional_module,
+    require_value,
+)
+from ..protocols.order import sortable
+from ..protocols.protocol import SplitOwn
 from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
-from .cells import classes_of, identifiers_of, is_number, targets_of, values_of
+from .cells import classes_of, identifiers_of, targets_of, values_of
+from .encoding import (
+    Column,
+    Inputs,
+    check_numbers,
+    codes_of,
+    gaps_of,
+    is_text,
+    joined_names,
+    levels_of,
+    narrowed,
+    numbers_of,
+    one_hot,
+    side_by_side,
+    without_rows,
+)
+from .windows import windows
 
 _UTF8 = "a CSV file must be saved as UTF-8"
 _KINDS = ("classes", "numbers")
+_MISSING = ("refuse", "drop", "mean")
+_CODES = ("one-hot", "codes")
 
 
-class _Column(NamedTuple):
-    """A column of a file."""
-
-    values: np.ndarray  # text, dates and columns with missing values are arrays of objects
-    cells: Sequence[str] | None  # as they are written in a CSV file; None for a Parquet file
-
-
-_Table: TypeAlias = dict[str, _Column]
+Table: TypeAlias = dict[str, Column]
 
 
 class TableDataModule(FederatedDataModule):
@@ -68,6 +88,30 @@ class TableDataModule(FederatedDataModule):
         class_names: The names of all classes, in the order of their numbers, for a file in which a
             class may be missing, such as that of one hospital of several. None: the classes that
             are in the file, in ascending order.
+        missing: What becomes of rows that lack the value of an input, the target or the client.
+            "refuse" refuses the file. "drop" leaves them out. "mean" gives an input the mean of
+            its column over its client's training samples, in all samples of this client; a row
+            without target or client is still refused. A run says how many there are.
+        categories: What becomes of columns of text among the inputs, such as blood groups.
+            "one-hot": a column of 0 and 1 for each level, named `column=level`. "codes": the number
+            of the level, from 0, as for an embedding. None refuses them. Levels are those of all
+            clients and of both files, in the order of `client_column`'s ids. An empty cell has no
+            level, and a cell NA among text is the level NA.
+        category_columns: The columns that are categories, also such that hold numbers, as codes of
+            wards do. None: all columns of text.
+        levels: By column, the list of its levels in their order, for a file in which a level may be
+            missing, such as that of one hospital of several.
+        window: The rows of a window, W, for a series: inputs are float32 [N, F, W], as for a
+            convolution in time, the W rows of a client that end `horizon` rows before that of the
+            target. The transform `TimeFirst` makes [N, W, F] of them. The inputs are then all
+            columns but those of client and order, also the target's column, which has its past
+            values there. None: each row is a sample.
+        horizon: The rows from the end of a window to its target.
+        order_column: The column by which the rows of each client are sorted for windows: numbers,
+            or dates as in `SplitOwn(order=...)`. None: the rows of the file are in order.
+
+    Attributes:
+        levels: By column, the levels of the inputs that are categories; known after `setup`.
 
     Example:
         >>> import tempfile, pathlib
@@ -87,9 +131,47 @@ class TableDataModule(FederatedDataModule):
         test_file: str | os.PathLike | None = None,
         target_kind: Literal["classes", "numbers"] | None = None,
         class_names: list[str | int] | None = None,
+        missing: Literal["refuse", "drop", "mean"] = "refuse",
+        categories: Literal["one-hot", "codes"] | None = None,
+        category_columns: list[str] | None = None,
+        levels: dict[str, list[str | int]] | None = None,
+        window: int | None = None,
+        horizon: int = 1,
+        order_column: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        require_value("TableDataModule.missing", missing, missing in _MISSING, ", ".join(_MISSING))
+        self.missing = missing
+        expected = f"{', '.join(_CODES)} or None"
+        holds = categories in (None, *_CODES)
+        require_value("TableDataModule.categories", categories, holds, expected)
+        self.categories = categories
+        for key, value in (("category_columns", category_columns), ("levels", levels)):
+            expected = "None, unless categories is one-hot or codes"
+            holds = value is None or categories is not None
+            require_value(f"TableDataModule.{key}", value, holds, expected)
+        self.category_columns = category_columns
+        self.levels: dict[str, list[str]] = {}
+        self._given_levels = {}
+        for name, names in (levels or {}).items():
+            texts = [str(one) for one in names]
+            holds = 0 < len(texts) == len({*texts})
+            key = f"TableDataModule.levels: the levels of {name!r}"
+            require_value(key, names, holds, "a list of different names")
+            self._given_levels[name] = texts
+        self.window = check_optional("TableDataModule.window", window)
+        self.horizon = check_whole("TableDataModule.horizon", horizon)
+        self.order_column = order_column
+        if window is None:
+            expected = "1, as there is no window"
+            require_value("TableDataModule.horizon", horizon, horizon == 1, expected)
+            expected = "None, as there is no window"
+            holds = order_column is None
+            require_value("TableDataModule.order_column", order_column, holds, expected)
+        else:
+            expected = "'refuse', as a series with gaps has no windows of equal steps"
+            require_value("TableDataModule.missing", missing, missing == "refuse", expected)
         self.given_classes: list[str] | None = None
         if class_names is not None:
             self.given_classes = [str(name) for name in class_names]
@@ -113,16 +195,20 @@ class TableDataModule(FederatedDataModule):
                 expected = "the path of an existing .csv or .parquet file"
                 require_value(f"TableDataModule.{key}", str(path), exists, expected)
         if feature_columns is not None:
-            others = not {target_column, client_column} & set(feature_columns)
+            taken = {client_column}
+            if window is None:
+                taken.add(target_column)
+            others = not taken & set(feature_columns)
             holds = len(feature_columns) > 0 and others
             expected = "columns for inputs only"
             require_value("TableDataModule.feature_columns", feature_columns, holds, expected)
 
     def load(self) -> Loaded:
-        tables = [_read(path) for path in (self.file, self.test_file) if path is not None]
-        known = (self.target_column, self.client_column)
-        features = self.feature_columns or [name for name in tables[0] if name not in known]
-        self.feature_names = list(features)
+        self.conversions = []
+        tables = [read_table(path, self.conversions) for path in self._paths()]
+        features = self._features(tables[0])
+        if self.missing == "drop":
+            tables = self._without_gaps(tables, features)
         targets, names = self._targets(tables)
         ids = None
         if self.client_column is not None:
@@ -134,7 +220,14 @@ class TableDataModule(FederatedDataModule):
                     f"{rule.__name__}; with partition: Natural each of its values is a client",
                     category=UserWarning,
                 )
-        inputs = np.concatenate([self._inputs(table, features) for table in tables])
+        inputs = self._inputs(tables, features)
+        self.feature_names = inputs.names
+        if inputs.rounded:
+            if "features" not in self.rounded_arrays:
+                self.rounded_arrays.append("features")
+            self.conversions.append(
+                f"{', '.join(map(repr, inputs.rounded))}: rounded to float32, with 7 digits"
+            )
         columns = {}  # for rules such as ByValue("age")
         for name in tables[0]:
             if all(name in table for table in tables):
@@ -142,9 +235,104 @@ class TableDataModule(FederatedDataModule):
                 if name in self.partitioner.id_columns:
                     read = identifiers_of
                 columns[name] = _joined([table[name] for table in tables], read)
-        num_train = len(tables[0][self.target_column].values)
-        train, test = train_and_test(inputs, targets, num_train)
-        return Loaded(train, test, ids, columns, names)
+        num_train = _rows_of(tables[0])
+        values = inputs.values
+        if self.window is not None:
+            rows, last, num_train = self._windows(tables, ids, columns)
+            values = np.ascontiguousarray(values[rows].transpose(0, 2, 1))
+            targets = targets[last]
+            columns = {name: column[last] for name, column in columns.items()}
+            if ids is not None:
+                ids = ids[last]
+        train, test = train_and_test(values, targets, num_train)
+        missing = None
+        if inputs.missing.any():
+            missing = inputs.missing
+        return Loaded(train, test, ids, columns, names, missing)
+
+    def _paths(self) -> list[Path]:
+        return [path for path in (self.file, self.test_file) if path is not None]
+
+    def _features(self, table: Table) -> list[str]:
+        """Returns the names of the columns of the inputs."""
+        if self.feature_columns is not None:
+            return list(self.feature_columns)
+        known = {self.client_column, self.order_column}
+        if self.window is None:
+            known.add(self.target_column)
+        if isinstance(self.protocol, SplitOwn):
+            known.add(self.protocol.order)
+        return [name for name in table if name not in known]
+
+    def _without_gaps(self, tables: Sequence[Table], features: Sequence[str]) -> list[Table]:
+        """Returns the tables without the rows that lack a value that is needed."""
+        needed = [*features, self.target_column]
+        if self.client_column is not None:
+            needed.append(self.client_column)
+        result = []
+        counts = dict.fromkeys(needed, 0)
+        dropped = 0
+        total = 0
+        for table in tables:
+            gaps = np.zeros(_rows_of(table), bool)
+            for name in needed:
+                if name not in table:  # this is refused later
+                    continue
+                mine = gaps_of(table[name].values)
+                counts[name] += int(mine.sum())
+                gaps |= mine
+            total += len(gaps)
+            dropped += int(gaps.sum())
+            holds = not gaps.all()
+            expected = "'refuse' or 'mean', as each row of a file lacks a value"
+            require_value("TableDataModule.missing", self.missing, holds, expected)
+            if gaps.any():
+                table = {name: without_rows(column, gaps) for name, column in table.items()}
+            result.append(table)
+        if dropped:
+            where = ", ".join(f"{name!r} {count}" for name, count in counts.items() if count)
+            self.conversions.append(
+                f"{dropped} of {total} rows are left out, as they have no value in: {where}"
+            )
+        return result
+
+    def _windows(
+        self, tables: Sequence[Table], ids: np.ndarray | None, columns: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Returns rows and target's row of each window, and how many are of the first file."""
+        assert self.window is not None
+        if isinstance(self.protocol, SplitOwn) and self.protocol.order is None:
+            rank_zero_warn(
+                "TableDataModule.protocol: SplitOwn at random puts windows that overlap into "
+                "training and test; SplitOwn(order=COLUMN) tests on each client's last windows",
+                category=UserWarning,
+            )
+        order = None
+        if self.order_column is not None:
+            holds = self.order_column in columns
+            expected = f"one of the columns, which are {', '.join(columns)}"
+            require_value("TableDataModule.order_column", self.order_column, holds, expected)
+            key = "TableDataModule.order_column"
+            order = sortable(key, self.order_column, columns[self.order_column])
+        found = []
+        begin = 0
+        for table in tables:
+            end = begin + _rows_of(table)
+            series = np.zeros(end - begin, np.int64)
+            if ids is not None:
+                series = ids[begin:end]
+            own = None
+            if order is not None:
+                own = order[begin:end]
+            rows, last = windows(series, own, self.window, self.horizon)
+            needed = self.window + self.horizon
+            expected = f"fewer rows, as no client of the file has {needed} rows"
+            require_value("TableDataModule.window", self.window, len(rows) > 0, expected)
+            found.append((rows + begin, last + begin))
+            begin = end
+        rows = np.concatenate([pair[0] for pair in found])
+        last = np.concatenate([pair[1] for pair in found])
+        return rows, last, len(found[0][0])
 
     @property
     def num_classes(self) -> int | None:
@@ -153,14 +341,14 @@ class TableDataModule(FederatedDataModule):
             return len(self.given_classes)
         return super().num_classes
 
-    def _targets(self, tables: Sequence[_Table]) -> tuple[np.ndarray, list[str] | None]:
+    def _targets(self, tables: Sequence[Table]) -> tuple[np.ndarray, list[str] | None]:
         """Returns numbered classes, int64, and their names; or floating targets as float32."""
         key = "target_column"
         name = self.target_column
         if self.target_kind == "numbers":
             values = self._column(tables, key, name)
-            _check_numbers(key, name, values)
-            return values.astype(np.float32), None
+            check_numbers(key, name, values, np.zeros(len(values), bool))
+            return self._rounded_targets(values), None
         if self.target_kind == "classes":
             targets = self._column(tables, key, name, classes_of)
             if targets.dtype.kind == "f":  # of a Parquet file
@@ -168,7 +356,7 @@ class TableDataModule(FederatedDataModule):
         else:
             targets = self._column(tables, key, name, targets_of)
             if targets.dtype.kind == "f" and self.given_classes is None:
-                return targets.astype(np.float32), None
+                return self._rounded_targets(targets), None
         found, labels = np.unique(targets, return_inverse=True)
         names = [str(name) for name in found]
         if self.given_classes is None:
@@ -181,45 +369,109 @@ class TableDataModule(FederatedDataModule):
         numbers = np.array([given.index(one) for one in names], np.int64)
         return numbers[labels], given
 
-    def _inputs(self, table: _Table, features: Sequence[str]) -> np.ndarray:
-        """Returns the columns of the inputs side by side, float32 [N, F]."""
-        columns = [self._column([table], "feature_columns", name) for name in features]
-        for name, values in zip(features, columns, strict=True):
-            _check_numbers("feature_columns", name, values, ", or be left out")
-        expected = "at least one column"
-        require_value("TableDataModule.feature_columns", features, len(columns) > 0, expected)
-        wide = np.stack(columns, 1)
-        narrow = wide.astype(np.float32)
-        if (narrow != wide).any() and "features" not in self.rounded_arrays:
-            self.rounded_arrays.append("features")
+    def _rounded_targets(self, values: np.ndarray) -> np.ndarray:
+        """Returns the values of a regression as float32, and says if they lose digits."""
+        narrow, lost = narrowed(values)
+        if lost:
+            self.conversions.append(f"{self.target_column!r}: rounded to float32, with 7 digits")
         return narrow
+
+    def _inputs(self, tables: Sequence[Table], features: Sequence[str]) -> Inputs:
+        """Returns the columns of the inputs side by side."""
+        expected = "at least one column"
+        require_value("TableDataModule.feature_columns", features, len(features) > 0, expected)
+        chosen = self._category_columns(tables, features)
+        columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.levels = {}
+        for name in features:
+            self._check_column(tables, "feature_columns", name, self.missing == "mean")
+            if name in chosen:
+                columns |= self._category(tables, name)
+                continue
+            parts = [numbers_of("feature_columns", name, table[name]) for table in tables]
+            numbers = np.concatenate([part[0] for part in parts])
+            columns[name] = (numbers, np.concatenate([part[1] for part in parts]))
+        return side_by_side(columns)
+
+    def _category_columns(self, tables: Sequence[Table], features: Sequence[str]) -> list[str]:
+        """Returns which columns of the inputs are categories."""
+        if self.categories is None:
+            return []
+        if self.category_columns is None:
+            given = [*self._given_levels]
+            for name in features:
+                if any(name in table and is_text(table[name]) for table in tables):
+                    given.append(name)
+        else:
+            given = self.category_columns
+        for key, names in (("category_columns", given), ("levels", self._given_levels)):
+            for name in names:
+                expected = f"one of the columns of the inputs, which are {', '.join(features)}"
+                require_value(f"TableDataModule.{key}", name, name in features, expected)
+        return given
+
+    def _category(
+        self, tables: Sequence[Table], name: str
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns the inputs of a category, by name, with their gaps."""
+        names = joined_names([table[name] for table in tables])
+        levels = levels_of(name, names, self._given_levels.get(name))
+        codes, gaps = codes_of(names, levels)
+        self.levels[name] = levels
+        if self.categories == "codes":
+            if gaps.any():
+                raise ConfigError(
+                    f"TableDataModule.categories: 'codes', but the column {name!r} has no value in "
+                    f"{gaps.sum()} rows, and codes have no mean; it must be 'one-hot', or missing "
+                    "must be 'drop'"
+                )
+            shown = ", ".join(f"{level} = {code}" for code, level in enumerate(levels))
+            self.conversions.append(f"{name!r}: the levels are numbers, {shown}")
+            return {name: (codes, gaps)}
+        rows = one_hot(codes, gaps, len(levels))
+        self.conversions.append(f"{name!r}: a column of 0 and 1 for each of {', '.join(levels)}")
+        return {f"{name}={level}": (rows[:, k], gaps) for k, level in enumerate(levels)}
 
     def _column(
         self,
-        tables: Sequence[_Table],
+        tables: Sequence[Table],
         key: str,
         name: str,
         read: Callable[[Sequence[str]], np.ndarray] | None = None,
     ) -> np.ndarray:
         """Returns a column of all tables, without missing values; see `_joined`."""
-        for table in tables:
-            expected = f"one of the columns, which are {', '.join(table)}"
-            require_value(f"TableDataModule.{key}", name, name in table, expected)
-            values = table[name].values
-            can_lack = values.dtype.kind in "Of"
-            if can_lack and (n := sum(x is None or x != x or not str(x).strip() for x in values)):
-                raise ConfigError(
-                    f"TableDataModule.{key}: the column {name!r} has no value in {n} of "
-                    f"{len(values)} rows; it must have one in each row"
-                )
+        self._check_column(tables, key, name)
         joined = _joined([table[name] for table in tables], read)
         if joined.dtype.kind == "O":
             return joined.astype(str)
         return joined
 
+    def _check_column(
+        self, tables: Sequence[Table], key: str, name: str, gaps_allowed: bool = False
+    ) -> None:
+        """Raises a ConfigError if a table lacks a column, or the column a value."""
+        for table in tables:
+            expected = f"one of the columns, which are {', '.join(table)}"
+            require_value(f"TableDataModule.{key}", name, name in table, expected)
+            gaps = int(gaps_of(table[name].values).sum())
+            if gaps and not gaps_allowed:
+                otherwise = ""
+                if self.missing == "refuse":
+                    otherwise = ", or missing must be 'drop' or 'mean'"
+                if self.missing == "refuse" and key != "feature_columns":
+                    otherwise = ", or missing must be 'drop'"
+                raise ConfigError(
+                    f"TableDataModule.{key}: the column {name!r} has no value in {gaps} of "
+                    f"{_rows_of(table)} rows; it must have one in each row{otherwise}"
+                )
+
+
+def _rows_of(table: Table) -> int:
+    return len(next(iter(table.values())).values)
+
 
 def _joined(
-    columns: Sequence[_Column], read: Callable[[Sequence[str]], np.ndarray] | None
+    columns: Sequence[Column], read: Callable[[Sequence[str]], np.ndarray] | None
 ) -> np.ndarray:
     """Returns a column of all files; `read` makes values of the cells of CSV files.
 
@@ -236,25 +488,12 @@ def _joined(
     return np.concatenate(parts)
 
 
-def _check_numbers(key: str, name: str, values: np.ndarray, otherwise: str = "") -> None:
-    """Raises a ConfigError unless the values of a column are numbers or booleans."""
-    if values.dtype.kind in "biuf":
-        return
-    cells = values.tolist()  # where all are numbers, they are written as text
-    wrong = (pair for pair in enumerate(cells, 1) if not is_number(pair[1]))
-    row, text = next(wrong, (1, cells[0]))
-    raise ConfigError(
-        f"TableDataModule.{key}: the column {name!r} holds {text!r}; it must hold numbers"
-        f"{otherwise} (row {row} after the names)"
-    )
-
-
-def _read(path: Path) -> _Table:
-    """Reads a file."""
-    read = _read_parquet
+def read_table(path: Path, conversions: list[str]) -> Table:
+    """Reads a file, and says in `conversions` what was left out."""
     if path.suffix == ".csv":
-        read = _read_csv
-    names, columns = read(path)
+        names, columns = _read_csv(path, conversions)
+    else:
+        names, columns = _read_parquet(path)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         key = f"TableDataModule.file: {str(path)!r}"
         raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
@@ -263,15 +502,19 @@ def _read(path: Path) -> _Table:
     return dict(zip(names, columns, strict=True))
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[_Column]]:
+def _read_csv(path: Path, conversions: list[str]) -> tuple[list[str], list[Column]]:
     key = f"TableDataModule.file: {str(path)!r}"
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             text = file.read()
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        names, *rows = [row for row in reader if row] or [[]]
+        lines = list(reader)
+        names, *rows = [row for row in lines if row] or [[]]
     except (OSError, csv.Error) as error:
         raise ConfigError(f"{key} cannot be read: {error}") from error
+    empty = len(lines) - len(rows) - 1
+    if empty > 0:
+        conversions.append(f"{path.name}: lines left out, as they are empty: {empty}")
     if "\0" in text:
         raise ConfigError(f"{key} holds the character NUL, as UTF-16 does; {_UTF8}")
     if len(names) == 1 and ";" in names[0]:  # as spreadsheets write it where numbers have commas
@@ -293,10 +536,10 @@ def _read_csv(path: Path) -> tuple[list[str], list[_Column]]:
         except UnicodeEncodeError as error:
             shown = name.encode(errors="replace").decode()
             raise ConfigError(f"{key} has a column {shown!r} in another code; {_UTF8}") from error
-    return names, [_Column(values_of(column), column) for column in cells]
+    return names, [Column(values_of(column), column) for column in cells]
 
 
-def _read_parquet(path: Path) -> tuple[list[str], list[_Column]]:
+def _read_parquet(path: Path) -> tuple[list[str], list[Column]]:
     key = f"TableDataModule.file: {str(path)!r}"
     pyarrow = optional_module(key, "pyarrow")
     from pyarrow import parquet
@@ -315,7 +558,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[_Column]]:
             values = np.array(column.to_pylist(), bool)
         else:
             values = np.array(column.to_pylist(), object)
-        columns.append(_Column(values, None))
+        columns.append(Column(values, None))
     return table.column_names, columns
 
 

@@ -5,13 +5,14 @@ The module `feature_shifts` has those that make the images of clients differ.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, check_whole, require_value
+from ..partitions.index_arrays import IndexArrays
 from ..randomness import choice, fold, uniform
 from ..samples.samples import Samples, TensorSamples, are_scaled, check_finite
 
@@ -70,6 +71,10 @@ class Transform(ABC):
         """Returns the transform with what it takes from the training samples and M."""
         return self
 
+    def bound_to_clients(self, samples: Samples, trained: IndexArrays) -> "Transform":
+        """Returns the transform with what it takes from the samples that each client trains on."""
+        return self
+
     @abstractmethod
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         """Returns the changed inputs, [n, ...], which must not be changed in place.
@@ -90,6 +95,16 @@ class Normalize(Transform):
     They are computed when the data are loaded, and the record of a run states them. A constant
     channel is divided by 1. Streamed data have no statistics.
 
+    Where clients split their own samples, the data set's training samples contain those that
+    clients are tested on. `of="trained"` leaves these out. `of="client"` takes for each client the
+    statistics of the samples that it trains on, so that no number of one client reaches another; a
+    client that trains on none gets those of all clients.
+
+    Args:
+        mean, std: Numbers for each channel; None computes them.
+        of: Whose statistics: of "all" training samples of the data set, of those that clients
+            "trained" on, or of those of each "client".
+
     Example:
         >>> from datamodules import TensorDataModule
         >>> inputs = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
@@ -99,8 +114,15 @@ class Normalize(Transform):
     """
 
     def __init__(
-        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+        self,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        of: Literal["all", "trained", "client"] = "all",
     ) -> None:
+        kinds = ("all", "trained", "client")
+        require_value("Normalize.of", of, of in kinds, ", ".join(kinds))
+        require_value("Normalize.of", of, mean is None or of == "all", "all, as mean is given")
+        self._of = of
         self.mean = None
         self.std = None
         if mean is not None:
@@ -129,9 +151,33 @@ class Normalize(Transform):
         expected = "given, with std, as the samples are streamed"
         require_value("Normalize.mean", None, isinstance(train, TensorSamples), expected)
         assert isinstance(train, TensorSamples)
+        if self._of != "all":
+            return self  # the numbers come in `bound_to_clients`
         result = Normalize()
         result.mean, result.std = channel_statistics(train.inputs)
         return result
+
+    def bound_to_clients(self, samples: Samples, trained: IndexArrays) -> Transform:
+        if self._of == "all":
+            return self
+        assert isinstance(samples, TensorSamples)
+        result = Normalize()
+        everyone = np.unique(trained.flat)
+        result.mean, result.std = channel_statistics(samples.inputs[everyone])
+        if self._of == "trained":
+            return result
+        rows = []
+        for client in range(len(trained)):
+            own = (result.mean, result.std)
+            if trained.sizes[client]:
+                own = channel_statistics(samples.inputs[trained[client]])
+            rows.append(own)
+        return NormalizeByClient(rows)
+
+    def __repr__(self) -> str:
+        if self._of == "all":
+            return super().__repr__()
+        return f"Normalize(of={self._of!r})"
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         assert self.mean is not None and self.std is not None
@@ -140,6 +186,60 @@ class Normalize(Transform):
         statistics = torch.tensor(values, dtype=inputs.dtype)
         mean, std = statistics.to(inputs.device, non_blocking=True).view(2, *shape)
         return (inputs - mean).div_(std)
+
+
+class NormalizeByClient(Transform):
+    """Subtracts the mean of each channel of a client and divides by its standard deviation.
+
+    `Normalize(of="client")` becomes such a transform when the data are loaded.
+
+    Args:
+        statistics: Means and standard deviations of each client.
+    """
+
+    per_client = True
+
+    def __init__(self, statistics: Sequence[tuple[list[float], list[float]]]) -> None:
+        self._statistics = list(statistics)
+        self._mean = torch.tensor([mean for mean, _ in statistics], dtype=torch.float64)
+        std = torch.tensor([std for _, std in statistics], dtype=torch.float64)
+        self._std = torch.where(std == 0, 1.0, std)
+
+    def of_client(self, client: int) -> Normalize:
+        """Returns the normalization of one client."""
+        result = Normalize()
+        result.mean, result.std = self._statistics[client]
+        return result
+
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        shape = (len(inputs), -1, *[1] * (inputs.ndim - 2))
+        clients = draws.clients.to(inputs.device)
+        mean = self._mean.to(inputs.device, inputs.dtype)[clients].view(shape)
+        std = self._std.to(inputs.device, inputs.dtype)[clients].view(shape)
+        return (inputs - mean).div_(std)
+
+    def __repr__(self) -> str:
+        return "Normalize(of='client')"
+
+
+class TimeFirst(Transform):
+    """Makes [n, W, F] of windows of a series [n, F, W], as recurrent networks take them.
+
+    It comes after `Normalize`, which takes the second axis for the columns.
+
+    Example:
+        >>> from datamodules import TensorDataModule
+        >>> data = TensorDataModule(torch.ones(9, 2, 24), torch.zeros(9), num_clients=1,
+        ...                         transforms=[TimeFirst()])
+        >>> data.input_shape
+        torch.Size([24, 2])
+    """
+
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        key = "TimeFirst: the inputs' shape"
+        expected = "(n, F, W), windows of a series"
+        require_value(key, tuple(inputs.shape), inputs.ndim == 3, expected)
+        return inputs.transpose(1, 2)
 
 
 class RandomCrop(Transform):
@@ -260,8 +360,20 @@ class Pipeline:
         """Whether clients that share a sample see it differently."""
         return any(transform.per_client for transform in self.transforms)
 
-    def bound(self, train: Samples, num_clients: int) -> "Pipeline":
+    def bound(
+        self,
+        train: Samples,
+        num_clients: int,
+        samples: Samples | None = None,
+        trained: IndexArrays | None = None,
+    ) -> "Pipeline":
         """Returns the pipeline with what its transforms take from the data, and tries it out.
+
+        Args:
+            train: The training samples of the data set.
+            num_clients: The number of clients.
+            samples: All samples, and
+            trained: The samples that each client trains on, for transforms of clients.
 
         Raises:
             ConfigError: A transform does not fit the data.
@@ -274,6 +386,8 @@ class Pipeline:
         expected = "floating, or uint8 images, where transforms are given"
         require_value("inputs.dtype", kind, some.is_floating_point(), expected)
         bound = [transform.bound(train, num_clients) for transform in self.transforms]
+        if samples is not None and trained is not None:
+            bound = [transform.bound_to_clients(samples, trained) for transform in bound]
         result = Pipeline(bound, self._seed)
         for visits in (None, torch.zeros_like(index)):  # as in evaluation, as in training
             result(some, torch.zeros_like(index), index, visits, check=check_finite)

@@ -318,6 +318,7 @@ class RunRecorder(Callback):
         if clients.epsilons is not None:
             summary["sample_epsilon"] = float(clients.epsilons.max())
         summary |= loop.datamodule.left_out()
+        summary["conversions"] = loop.datamodule.conversions
         if loop.finetuning.steps:
             summary["finetuning_samples"] = run_result.finetuning_samples(algorithm, loop)
         summary["seed"] = loop.seed

@@ -17,6 +17,7 @@ from pfl.errors import ConfigError
 
 BUDGETS = ("rounds", "bytes", "gradients", "virtual_seconds")
 FORMATS = ("safetensors", "onnx", "peft")
+TABLES = (".csv", ".parquet")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
 
@@ -168,6 +169,87 @@ def reproduce(given: argparse.Namespace) -> None:
         print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
 
 
+def data(given: argparse.Namespace) -> None:
+    """Show what is in a file or a data set before any training: columns, types, clients, samples.
+
+    Options of the data module follow the file. Without `--target_column` a table is shown as it is.
+    """
+    from pfl.configuration.app import DataCLI
+    from pfl.files import make_folder
+    from pfl.report.data import data_text, has_images, table_text, write_picture
+
+    words = list(given.others)
+    if not words[0].startswith("-"):
+        path = Path(words[0]).expanduser()
+        options = words[1:]
+        if path.suffix in TABLES:
+            if not path.is_file():
+                raise ConfigError(f"data: {path}: there is no such file")
+            print(table_text(path))
+            if not options:
+                print(
+                    "\n--target_column COLUMN and --client_column COLUMN show classes and clients."
+                )
+                return
+            print()
+        words = _data_options(path, options)
+    module = DataCLI(["fit", *words]).datamodule
+    print(data_text(module))
+    if has_images(module):
+        if given.out is None:
+            print("--out FOLDER draws the samples.")
+        else:
+            make_folder(given.out, "data: --out")
+            write_picture(module, given.out / "samples.png")
+            print(given.out / "samples.png")
+
+
+def _data_options(path: Path, options: list[str]) -> list[str]:
+    """Returns a file, and options of its data module, as options of `pfl fit`."""
+    name = ""
+    if path.suffix in TABLES:
+        name = "TableDataModule"
+    elif path.suffix == ".npz":
+        name = "ArrayDataModule"
+    elif path.is_dir():
+        name = "ImageFolderDataModule"
+    if not name:
+        raise ConfigError(
+            f"data: {path}; it must be a .csv, .parquet or .npz file, or a folder of images; "
+            "--config FILE or --data NAME shows other data sets"
+        )
+    key = "file"
+    if path.is_dir():
+        key = "folder"
+    words = ["--data", name, f"--data.{key}", str(path)]
+    keys = [word.removeprefix("--").partition("=")[0] for word in options if word[:2] == "--"]
+    if not {"num_clients", "partition"} & {*keys}:
+        if any(key in keys for key in ("client_column", "client_ids")) or _has_clients(
+            path, options
+        ):
+            words += ["--data.num_clients", "null", "--data.partition", "Natural"]
+        else:
+            words += ["--data.num_clients", "1"]
+    for word in options:
+        if word.startswith("--") and not word.startswith("--data"):
+            word = f"--data.{word.removeprefix('--')}"
+        words.append(word)
+    return words
+
+
+def _has_clients(path: Path, options: list[str]) -> bool:
+    """Returns whether an .npz file has ids, or the levels of a folder have clients."""
+    if path.suffix == ".npz" and path.is_file():
+        from zipfile import BadZipFile, ZipFile
+
+        try:
+            with ZipFile(path) as stored:
+                return "client_ids.npy" in stored.namelist()
+        except BadZipFile:  # the data module says what is wrong
+            return False
+    return path.is_dir() and any("client" in word for word in options)
+
+
 def partition(given: argparse.Namespace) -> None:
     """Show who has which samples: sizes, labels, distances, overlap, hash.
 
@@ -282,6 +364,11 @@ def add_parsers(commands: Any) -> None:
         parser.add_argument("--jobs", type=_at_least_one, help=jobs)
         parser.add_argument("--change", action="append", default=[], metavar="KEY=VALUE", help=text)
 
+    one = command(data, "show what is in a file before any training")
+    one.usage = "pfl data FILE [--target_column COLUMN] [--client_column COLUMN] [--KEY VALUE ...]"
+    one.allow_abbrev = False
+    one.add_argument("--out", type=Path, help="draws three images there, samples.png")
+
     one = command(partition, "show who has which samples")
     one.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
     one.allow_abbrev = False
@@ -344,6 +431,16 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--client", type=int, help="the party's number; default: the file's")
 
 
-COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce", "deploy", "node")
-OPEN = ("partition", "deploy")
+COMMANDS = (
+    "data",
+    "partition",
+    "compare",
+    "tune",
+    "report",
+    "export",
+    "reproduce",
+    "deploy",
+    "node",
+)
+OPEN = ("data", "partition", "deploy")
 """Commands whose other words are the same as for `pfl fit`."""

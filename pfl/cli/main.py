@@ -93,9 +93,11 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
     if command.partition("=")[0] in ("--config", "-c"):
         raise ConfigError(f"config: give it after a command: {', '.join(RUNS)}")
     if command in (*RUNS, *OPEN):
+        if not rest and command == "data":
+            raise ConfigError("data: give a file, such as patients.csv, or --config quickstart")
         if not rest:
             raise ConfigError(f"{command}: give a configuration, such as --config quickstart")
-        if not rest[0].startswith("-"):
+        if not rest[0].startswith("-") and command != "data":
             raise ConfigError(f"{command}: {rest[0]}; give the configuration as --config {rest[0]}")
     if command in RUNS:
         return argparse.Namespace(command=command)

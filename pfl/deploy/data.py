@@ -128,6 +128,7 @@ class OwnSamples(FederatedDataModule):
         self._transforms = own.transforms
         self._class_names = own.class_names
         self.feature_names = own.feature_names
+        self.conversions = own.conversions
 
     @property
     def num_classes(self) -> int | None:

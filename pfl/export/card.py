@@ -84,7 +84,7 @@ def card(
         "network": network,
         "parameters": sum(p.numel() for p in algorithm.network.parameters()),
         "dtype": str(algorithm.global_model.dtype).partition(".")[2],
-        "input": samples_of(loop.datamodule, inputs),
+        "input": samples_of(loop.datamodule, inputs, client),
         "data": _data(arguments.data, loop.datamodule),
         "protocol": loop.describe(),
         "partition_hash": loop.datamodule.partition.hash,
@@ -181,7 +181,9 @@ def readme(content: dict[str, Any], code: str) -> str:
     )
 
 
-def samples_of(datamodule: FederatedDataModule, inputs: Tensor) -> dict[str, Any]:
+def samples_of(
+    datamodule: FederatedDataModule, inputs: Tensor, client: int | None = None
+) -> dict[str, Any]:
     """Returns what an exported model takes: samples before the run's normalization."""
     content: dict[str, Any] = {
         "shape": list(inputs.shape[1:]),
@@ -189,7 +191,11 @@ def samples_of(datamodule: FederatedDataModule, inputs: Tensor) -> dict[str, Any
     }
     if datamodule.feature_names is not None:
         content["columns"] = datamodule.feature_names
-    used = normalization(datamodule.transforms)
+    if levels := getattr(datamodule, "levels", None):
+        content["levels"] = levels
+    if datamodule.conversions:
+        content["conversions"] = datamodule.conversions
+    used = normalization(datamodule.transforms, client)
     if used.mean is not None:
         content["mean"] = used.mean
         content["std"] = used.std
@@ -210,6 +216,10 @@ def _input_rows(content: dict[str, Any]) -> dict[str, str]:
         rows["Before"] = "; ".join(content["after"])
     if "columns" in content:
         rows["Columns"] = ", ".join(content["columns"])
+    for name, levels in content.get("levels", {}).items():
+        rows[f"Levels of {name}"] = ", ".join(levels)
+    if "conversions" in content:
+        rows["Reading"] = "; ".join(content["conversions"])
     return rows
 
 

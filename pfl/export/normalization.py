@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl.datamodules import HorizontalFlip, Normalize, Pipeline, RandomCrop, Transform
+from pfl.datamodules.transforms.transform import NormalizeByClient
 
 TRAINING_ONLY = (HorizontalFlip, RandomCrop)  # they change nothing in an evaluation
 
@@ -27,9 +28,19 @@ class Normalization:
     before: list[Transform]
 
 
-def normalization(transforms: Pipeline) -> Normalization:
-    """Returns the normalization at the end of a data module's transforms."""
+def normalization(transforms: Pipeline, client: int | None = None) -> Normalization:
+    """Returns the normalization at the end of a data module's transforms.
+
+    Args:
+        transforms: The transforms.
+        client: The client of the model, whose own numbers `Normalize(of="client")` has used; None
+            for the global model, which has none of them.
+    """
     before = list(transforms.transforms)
+    if client is not None:
+        for place, one in enumerate(before):
+            if isinstance(one, NormalizeByClient):
+                before[place] = one.of_client(client)
     mean: list[float] | None = None
     std: list[float] | None = None
     while before and type(before[-1]) in (Normalize, *TRAINING_ONLY):

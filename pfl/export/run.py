@@ -193,7 +193,7 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
         content["factored"] = measure(network, networks["factored"], inputs)
     folder = out / name
     make_folder(folder, "export: --out")
-    used = normalization(run.datamodule.datamodule.transforms)
+    used = normalization(run.datamodule.datamodule.transforms, client)
     for name, one in networks.items():
         if form == "onnx":
             save_onnx(normalized(one, used, inputs), folder / f"{name}.onnx", inputs)

@@ -166,6 +166,7 @@ class FederatedAlgorithm(Method):
         self.enter(RunFacts(loop, trainer))
         self.process_threads = torch.get_num_threads()
         set_up.check_precision(trainer, loop)
+        set_up.tell_conversions(loop)
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device

@@ -60,6 +60,12 @@ def check_precision(trainer: Trainer, loop: FederatedLoop) -> None:
         )
 
 
+def tell_conversions(loop: FederatedLoop) -> None:
+    """Says in what the samples differ from what was read, a line for each change."""
+    for line in loop.datamodule.conversions:
+        rank_zero_info(f"data: {line}")
+
+
 def refused_precision(precision: Any) -> ConfigError:
     """Returns the error about a precision in which methods would not be what they are."""
     return ConfigError(

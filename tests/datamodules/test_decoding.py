@@ -52,7 +52,7 @@ def workers(monkeypatch):
 def no_reading(monkeypatch):
     """A function after whose call an image can be decoded in this process no more."""
 
-    def forbid(paths, size, number):
+    def forbid(paths, size, colour, number):
         raise AssertionError(f"{paths[number]} is decoded")
 
     return lambda: monkeypatch.setattr(module, "_image", forbid)

@@ -281,3 +281,22 @@ def test_pixels_of_16_bits_keep_their_values(mode, channels, tmp_path, one_line)
     data = HuggingFaceDataModule(folder, "picture", "label", image_mode=mode, num_clients=1)
     with one_line("HuggingFaceDataModule: the image 0: ", "mode F)", "must have 8 or 16 bits"):
         data.setup()
+
+
+def test_what_is_changed_is_told(tmp_path):
+    """Of the texts "abc", "é" and "abcd", of 3, 2 and 4 bytes, one is longer than 3."""
+    columns = {"text": ["abc", "é", "abcd"], "x": [0.5, 1.0, 2.0], "y": [0, 1, 0]}
+    folder = saved(tmp_path / "set", train=columns)
+    texts = HuggingFaceDataModule(folder, "text", "y", length=3, num_clients=1)
+    texts.setup()
+    said = "'text': texts become 3 whole numbers; longer ones are cut, 1 of 3"
+    assert texts.conversions == [said]
+    numbers = HuggingFaceDataModule(folder, "x", "y", num_clients=1)
+    numbers.setup()
+    assert numbers.conversions == ["'x': float64 is read as float32, with 7 digits"]
+    columns = {"image": [picture(0), picture(1)], "y": [0, 1]}
+    folder = saved(tmp_path / "images", train=columns)
+    images = HuggingFaceDataModule(folder, "image", "y", image_size=4, num_clients=1)
+    images.setup()
+    said = "images are read in the mode L, 8 bits divided by 255 and 16 by 65,535"
+    assert images.conversions == [f"{said}, and resized to 4x4"]

@@ -9,7 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from datamodules import Apply, DigitsDataModule, HorizontalFlip, Normalize, Pipeline
+from datamodules import (
+    Apply,
+    DigitsDataModule,
+    HorizontalFlip,
+    Natural,
+    Normalize,
+    Pipeline,
+    SplitOwn,
+    TableDataModule,
+)
 from models import SmallCNN
 from pfl.deploy.data import RemoteData
 from pfl.export import card
@@ -211,3 +220,21 @@ def test_normalizations_are_one_and_other_transforms_come_before():
     assert (used.mean, used.std, used.before) == ([5.0], [1.0], [])
     used = normalization(Pipeline([Normalize([1.0], [2.0]), first]))
     assert used.mean is None and len(used.before) == 2
+
+
+def test_a_clients_model_has_its_own_statistics_and_the_levels(tmp_path):
+    """a has 1 and 3: mean 2, deviation 1. b has 10 and 30: mean 20, deviation 10."""
+    (tmp_path / "a.csv").write_text("c,x,site,y\nr,1,a,0\ns,3,a,1\nr,10,b,0\ns,30,b,1\n")
+    data = TableDataModule(
+        tmp_path / "a.csv", "y", client_column="site", partition=Natural(), categories="codes",
+        protocol=SplitOwn(0.0, 0.0), transforms=[Normalize(of="client")],
+    )  # fmt: skip
+    data.setup()
+    contents = [card.samples_of(data, torch.zeros(1, 2), client) for client in (0, 1, None)]
+    assert [content.get("mean") for content in contents] == [[0.5, 2.0], [0.5, 20.0], None]
+    assert [content.get("std") for content in contents] == [[0.5, 1.0], [0.5, 10.0], None]
+    assert contents[2]["after"] == ["Normalize(of='client')"]
+    for content in contents:
+        assert content["columns"] == ["c", "x"]
+        assert content["levels"] == {"c": ["r", "s"]}
+        assert content["conversions"] == ["'c': the levels are numbers, r = 0, s = 1"]

@@ -1,0 +1,178 @@
+"""Columns of a table as inputs: numbers, names of categories, and cells without a value."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ConfigError
+from .cells import identifiers_of, is_number, values_of
+
+
+class Column(NamedTuple):
+    """A column of a file."""
+
+    values: np.ndarray  # text, dates and columns with missing values are arrays of objects
+    cells: Sequence[str] | None  # as they are written in a CSV file; None for a Parquet file
+
+
+class Inputs(NamedTuple):
+    """Columns side by side.
+
+    Attributes:
+        values: float32 [N, F]; 0 where a value is missing.
+        names: The names of the columns [F]; that of a level is `column=level`.
+        missing: Which values are missing, bool [N, F].
+        rounded: The names of the columns that lost digits.
+    """
+
+    values: np.ndarray
+    names: list[str]
+    missing: np.ndarray
+    rounded: list[str]
+
+
+def gaps_of(values: np.ndarray) -> np.ndarray:
+    """Returns where a column has no value, bool [N]: None, NaN, or text of spaces only."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind != "O":
+        return np.zeros(len(values), bool)
+    return np.array([x is None or x != x or not str(x).strip() for x in values], bool)
+
+
+def without_rows(column: Column, left_out: np.ndarray) -> Column:
+    """Returns a column without some rows, whose values have the type of those that are left."""
+    keep = np.flatnonzero(~left_out).tolist()
+    if column.cells is not None:
+        cells = [column.cells[row] for row in keep]
+        return Column(values_of(cells), cells)
+    values = column.values[keep]
+    if values.dtype.kind == "O":
+        kinds = {type(value) for value in values}
+        if len(kinds) == 1 and kinds <= {bool, int, float}:
+            values = np.array(values.tolist())
+    return Column(values, None)
+
+
+def is_text(column: Column) -> bool:
+    """Returns whether a column holds a text that is no number."""
+    if column.values.dtype.kind in "biufM":
+        return False
+    known = column.values[~gaps_of(column.values)].tolist()
+    return any(isinstance(value, str) for value in known)
+
+
+def joined_names(columns: Sequence[Column]) -> np.ndarray:
+    """Returns the names in a column of all files, [N]: None where there is none."""
+    cells = [cell for column in columns for cell in column.cells or ()]
+    if len(cells) == sum(len(column.values) for column in columns):
+        return identifiers_of(cells)
+    parts = [column.values for column in columns]
+    for number, column in enumerate(columns):
+        if column.cells is not None:
+            parts[number] = identifiers_of(column.cells)
+    return np.concatenate(parts)
+
+
+def levels_of(name: str, names: np.ndarray, given: Sequence[str] | None) -> list[str]:
+    """Returns the levels of a category: those that are given, or all that there are, ascending.
+
+    Raises:
+        ConfigError: A name is not among the given levels.
+    """
+    known = names[~gaps_of(names)].tolist()
+    if given is None:
+        if all(isinstance(value, int) for value in known):
+            return [str(value) for value in sorted(set(known))]
+        return sorted({str(value) for value in known})
+    for value in known:
+        if str(value) not in given:
+            raise ConfigError(
+                f"TableDataModule.levels: the column {name!r} holds {str(value)!r}; it must be one "
+                f"of its levels, which are {', '.join(given)}"
+            )
+    return list(given)
+
+
+def codes_of(names: np.ndarray, levels: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of each name's level, and where there is no name, both [N]."""
+    gaps = gaps_of(names)
+    number = {level: code for code, level in enumerate(levels)}
+    known = [0 if gap else number[str(name)] for name, gap in zip(names, gaps, strict=True)]
+    return np.array(known, np.int64), gaps
+
+
+def one_hot(codes: np.ndarray, gaps: np.ndarray, number: int) -> np.ndarray:
+    """Returns a column for each level, [N, number]: 1 where a row has it; 0 for a gap."""
+    rows = np.zeros((len(codes), number), np.float32)
+    rows[np.arange(len(codes)), codes] = 1
+    rows[gaps] = 0
+    return rows
+
+
+def numbers_of(key: str, name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a column of one file as numbers, 0 for a gap, and its gaps, both [N].
+
+    Raises:
+        ConfigError: A cell is no number.
+    """
+    gaps = gaps_of(column.values)
+    check_numbers(key, name, column.values, gaps, ", or be left out, or be a category")
+    if column.values.dtype.kind in "biu":
+        return column.values, gaps
+    known = np.where(gaps, 0, column.values)
+    return known.astype(np.float64), gaps
+
+
+def check_numbers(
+    key: str, name: str, values: np.ndarray, gaps: np.ndarray, otherwise: str = ""
+) -> None:
+    """Raises a ConfigError unless the values of a column, apart from gaps, are numbers."""
+    if values.dtype.kind in "biuf":
+        return
+    cells = values.tolist()
+    known = [(row, cell) for row, cell in enumerate(cells, 1) if not gaps[row - 1]]
+    wrong = [pair for pair in known if not is_number(pair[1])]
+    texts = [pair for pair in known if isinstance(pair[1], str)]  # one of them is no number
+    if not wrong and not texts:
+        return
+    row, text = [*wrong, *texts][0]
+    raise ConfigError(
+        f"TableDataModule.{key}: the column {name!r} holds {text!r}; it must hold numbers"
+        f"{otherwise} (row {row} after the names)"
+    )
+
+
+def narrowed(values: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Returns numbers as float32, and whether one of them has lost digits."""
+    with np.errstate(over="ignore"):  # infinite values raise an error when the data are loaded
+        narrow = values.astype(np.float32)
+    if values.dtype.kind == "f":
+        return narrow, bool((narrow != values).any())
+    # A whole number is compared as such: float64, too, would round 2**53 + 1.
+    large = _large(values)
+    whole = [int(a) != int(b) for a, b in zip(narrow[large], values[large], strict=True)]
+    return narrow, any(whole)
+
+
+def _large(values: np.ndarray) -> np.ndarray:
+    """Returns which whole numbers may have no float32: those above 2**24 in size."""
+    if values.dtype.kind == "b":
+        return np.zeros(len(values), bool)
+    if values.dtype.kind == "u":
+        return values > 2**24
+    return (values > 2**24) | (values < -(2**24))
+
+
+def side_by_side(columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Inputs:
+    """Returns numbers and their gaps, by name, side by side."""
+    values = []
+    rounded = []
+    for name, (numbers, _) in columns.items():
+        narrow, lost = narrowed(numbers)
+        values.append(narrow)
+        if lost:
+            rounded.append(name)
+    missing = np.stack([gaps for _, gaps in columns.values()], 1)
+    return Inputs(np.stack(values, 1), list(columns), missing, rounded)

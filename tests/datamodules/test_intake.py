@@ -1,0 +1,286 @@
+"""What becomes of cells without a value, of categories and of series, with values by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import ConfigError, Natural, OfficialSplit, SplitOwn, TableDataModule
+from tests.commands import call
+
+# a: age 30 and 50 are known of a's first four rows; b has one known age only.
+ROWS = """age,blood,site,y
+30,A,a,1
+,B,a,0
+50,,a,1
+1,A,b,0
+,O,b,1
+"""
+EVERYTHING = SplitOwn(test=0.0, validation=0.0)
+
+
+def of(tmp_path, text, target="y", **options):
+    file = tmp_path / "rows.csv"
+    file.write_text(text)
+    given = {"client_column": "site", "partition": Natural(), "protocol": EVERYTHING}
+    return TableDataModule(file, target, **{**given, **options})
+
+
+def inputs_of(data):
+    data.setup()
+    return data.samples.inputs.tolist()
+
+
+def test_a_missing_value_is_the_mean_of_its_clients_training_samples(tmp_path):
+    data = of(tmp_path, ROWS, feature_columns=["age"], missing="mean")
+    assert inputs_of(data) == [[30], [40], [50], [1], [1]]
+    said = "2 missing values of 'age' are the means of their client's training samples"
+    assert data.conversions == [said]
+
+
+def test_the_mean_is_not_that_of_test_samples(tmp_path):
+    # By y, which is the order here, each client tests on its last row: the mean is of 10 and 20.
+    text = "x,y,site\n10,1,a\n20,2,a\n,3,a\n600,4,a\n"
+    protocol = SplitOwn(test=0.25, validation=0.25, order="y")
+    data = of(tmp_path, text, missing="mean", protocol=protocol)
+    assert inputs_of(data) == [[10], [20], [15], [600]]
+
+
+def test_a_client_without_a_value_is_named(tmp_path):
+    data = of(tmp_path, "x,y,site\n,0,north\n,1,north\n3,0,south\n", missing="mean")
+    with pytest.raises(ConfigError) as error:
+        data.setup()
+    assert str(error.value) == (
+        "missing: 'mean', but the client 'north' has no value of the column 'x' in its 2 training "
+        "samples; the column must be left out, or missing must be 'drop'"
+    )
+
+
+def test_rows_without_a_value_are_left_out_and_counted(tmp_path):
+    data = of(tmp_path, ROWS, missing="drop", categories="one-hot")
+    # The levels are those of the rows that are left: 30 A and 1 A.
+    assert inputs_of(data) == [[30, 1], [1, 1]]
+    assert data.feature_names == ["age", "blood=A"]
+    assert data.samples.targets.tolist() == [1, 0]
+    assert data.client_names == ["a", "b"]
+    assert data.conversions == [
+        "3 of 5 rows are left out, as they have no value in: 'age' 2, 'blood' 1",
+        "'blood': a column of 0 and 1 for each of A",
+    ]
+
+
+def test_whole_numbers_with_a_gap_are_classes_when_the_gap_is_left_out(tmp_path):
+    data = of(tmp_path, "x,y,site\n1,7,a\n2,,a\n3,4,a\n", missing="drop")
+    data.setup()
+    assert (data.class_names, data.samples.targets.tolist()) == (["4", "7"], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("column", "options", "said"),
+    [
+        ("age", {}, "'age' has no value in 2 of 5 rows; it must have one in each row, or missing"),
+        ("blood", {"missing": "mean"}, "'blood' holds 'A'; it must hold numbers, or be left out"),
+        ("blood", {"missing": "mean", "categories": "codes"}, "'blood' has no value in 1 rows"),
+    ],
+)
+def test_what_no_rule_covers_is_refused(column, options, said, tmp_path):
+    data = of(tmp_path, ROWS, feature_columns=[column], **options)
+    with pytest.raises(ConfigError) as error:
+        data.setup()
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "inputs"),
+    [
+        ({}, ["c=A", "c=B", "c=O"], [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]),
+        (
+            {"levels": {"c": ["O", "AB", "A", "B"]}},
+            ["c=O", "c=AB", "c=A", "c=B"],
+            [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]],
+        ),
+        ({"categories": "codes"}, ["c"], [[0], [2], [1], [0]]),
+    ],
+)
+def test_levels_are_common_to_clients_and_files(options, names, inputs, tmp_path):
+    (tmp_path / "test.csv").write_text("c,y,site\nB,0,a\nA,1,b\n")
+    given = {"categories": "one-hot", "test_file": tmp_path / "test.csv"}
+    given["protocol"] = OfficialSplit(validation=0.0)
+    data = of(tmp_path, "c,y,site\nA,0,a\nO,1,b\n", **{**given, **options})
+    assert inputs_of(data) == inputs
+    assert data.feature_names == names
+    assert data.levels == {"c": options.get("levels", {}).get("c", ["A", "B", "O"])}
+
+
+def test_codes_of_wards_are_names_where_that_is_said(tmp_path):
+    # 007 and 7 are two wards; in the order of text 007 < 7 < 8.
+    text = "ward,x,y,site\n7,1,0,a\n007,2,1,a\n8,3,0,a\n"
+    data = of(tmp_path, text, categories="codes", category_columns=["ward"])
+    assert inputs_of(data) == [[1, 1], [0, 2], [2, 3]]
+    assert data.conversions == ["'ward': the levels are numbers, 007 = 0, 7 = 1, 8 = 2"]
+
+
+def test_a_level_that_is_not_given_is_refused(tmp_path):
+    levels = {"c": ["A", "B"]}
+    data = of(tmp_path, "c,y,site\nA,0,a\nO,1,a\n", categories="one-hot", levels=levels)
+    with pytest.raises(ConfigError, match="the column 'c' holds 'O'; it must be one of its levels"):
+        data.setup()
+
+
+SERIES = """hour,load,heat,site
+1,10,0.5,a
+3,30,2.5,a
+2,20,1.5,a
+1,100,7.0,b
+2,200,8.0,b
+3,300,9.0,b
+4,400,6.0,b
+"""
+
+
+def test_windows_hold_the_past_of_one_client(tmp_path):
+    protocol = SplitOwn(test=0.5, validation=0.0, order="hour")
+    data = of(
+        tmp_path, SERIES, "load", target_kind="numbers", window=2, order_column="hour",
+        protocol=protocol,
+    )  # fmt: skip
+    # a: (10, 20) before 30, which is row 1. b: (100, 200) before 300, (200, 300) before 400.
+    assert inputs_of(data) == [
+        [[10, 20], [0.5, 1.5]],
+        [[100, 200], [7.0, 8.0]],
+        [[200, 300], [8.0, 9.0]],
+    ]
+    assert data.samples.targets.tolist() == [30, 300, 400]
+    assert data.feature_names == ["load", "heat"]
+    assert data.client_sizes.tolist() == [1, 1]
+    assert [data.partition.test[client].tolist() for client in (0, 1)] == [[], [2]]
+
+
+def test_a_horizon_is_counted_from_the_end_of_a_window(tmp_path):
+    data = of(
+        tmp_path, SERIES, "load", target_kind="numbers", window=1, horizon=2, order_column="hour",
+        feature_columns=["load"], protocol=SplitOwn(0.0, 0.0, order="hour"),
+    )  # fmt: skip
+    assert inputs_of(data) == [[[10]], [[100]], [[200]]]
+    assert data.samples.targets.tolist() == [30, 300, 400]
+
+
+def test_windows_are_normalized_by_column_and_turned(tmp_path):
+    """Without a horizon b's windows have the loads 100, 200 | 200, 300: mean 200, variance 5000."""
+    from datamodules import Normalize, TimeFirst
+
+    text = "\n".join(line for line in SERIES.splitlines() if line[-1] != "a")
+    data = of(
+        tmp_path, text, "load", target_kind="numbers", window=2, order_column="hour",
+        protocol=SplitOwn(0.0, 0.0, order="hour"), transforms=[Normalize(of="client"), TimeFirst()],
+        feature_columns=["load", "heat"],
+    )  # fmt: skip
+    std = 70.71  # of 70.7107, four digits
+    loads = [data.dataset(0)[i][0][:, 0].tolist() for i in (0, 1)]
+    assert loads == [pytest.approx([-100 / std, 0]), pytest.approx([0, 100 / std])]
+    assert data.input_shape == (2, 2)
+
+
+def test_two_rows_at_one_time_are_refused(tmp_path):
+    data = of(
+        tmp_path, SERIES.replace("2,200", "1,200"), "load", target_kind="numbers", window=2,
+        order_column="hour", protocol=SplitOwn(order="hour"),
+    )  # fmt: skip
+    said = "the rows 4 and 5 after the names, of the client 'b', are both at 1"
+    with pytest.raises(ConfigError, match=said):
+        data.setup()
+
+
+def test_a_split_at_random_of_a_series_is_warned_of(tmp_path):
+    data = of(tmp_path, SERIES, "load", target_kind="numbers", window=2)
+    with pytest.warns(UserWarning, match="SplitOwn at random puts windows that overlap into"):
+        data.setup()
+
+
+def test_whole_numbers_that_float32_does_not_hold_are_told(tmp_path):
+    data = of(tmp_path, f"x,y,site\n{2**53 + 1},0,a\n3,1,a\n")
+    data.setup()
+    assert data.conversions == ["'x': rounded to float32, with 7 digits"]
+    exact = of(tmp_path, f"x,y,site\n{2**53},0,a\n3,1,a\n")
+    exact.setup()
+    assert exact.conversions == []
+
+
+def test_a_run_keeps_and_shows_what_was_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text(ROWS.replace("\n1,A", "\n\n1,A"))
+    words = "fit --model FedAvg --model.network LogisticRegression --model.network.in_features 4 "
+    words += "--model.network.num_classes 2 --trainer.max_epochs 1 --data TableDataModule "
+    words += "--data.file rows.csv --data.target_column y --data.client_column site "
+    words += "--data.num_clients null --data.partition Natural --data.missing mean "
+    words += "--data.categories one-hot --data.protocol SplitOwn --data.protocol.test 0 "
+    words += "--data.protocol.validation 0"
+    status, out, err = call(*words.split())
+    assert status == 0, err
+    said = [
+        "rows.csv: lines left out, as they are empty: 1",
+        "'blood': a column of 0 and 1 for each of A, B, O",
+        "5 missing values of 'age', 'blood=A', 'blood=B', 'blood=O' are the means of their client's"
+        " training samples",
+    ]
+    assert json.loads((tmp_path / "runs/run/summary.json").read_text())["conversions"] == said
+    assert not [line for line in said if f"data: {line}" not in out]
+
+
+def test_parquet_has_the_same_rules(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = {"age": [30, None, 50, 1], "c": ["A", "B", None, "B"], "y": [0, 1, 0, 1]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    given = {"protocol": EVERYTHING, "num_clients": 1, "categories": "one-hot"}
+    drop = TableDataModule(tmp_path / "a.parquet", "y", missing="drop", **given)
+    assert inputs_of(drop) == [[30, 1, 0], [1, 0, 1]]
+    mean = TableDataModule(tmp_path / "a.parquet", "y", missing="mean", **given)
+    ages = [30, 27, 50, 1]  # (30 + 50 + 1) / 3
+    levels = [[1, 0], [0, 1], [1 / 3, 2 / 3], [0, 1]]
+    expected = torch.tensor([[age, *row] for age, row in zip(ages, levels, strict=True)])
+    mean.setup()
+    assert np.array_equal(mean.samples.inputs, expected.float())
+
+
+def of_clients(tmp_path, which):
+    """Normalized inputs of two clients; each is tested on its last row by `y`."""
+    from datamodules import Normalize
+
+    text = "x,y,site\n1,1,a\n3,2,a\n99,3,a\n10,1,b\n10,2,b\n14,3,b\n"
+    data = of(
+        tmp_path, text, target_kind="numbers", transforms=[Normalize(of=which)],
+        protocol=SplitOwn(test=0.34, validation=0.0, order="y"),
+    )  # fmt: skip
+    rows = [
+        [data.dataset(client, split)[i][0].item() for i in range(n)]
+        for client in (0, 1)
+        for split, n in (("train", 2), ("test", 1))
+    ]
+    return data, rows
+
+
+def test_statistics_of_what_is_trained_on(tmp_path):
+    # Trained on: 1, 3, 10, 10; their mean is 6, their variance (25 + 9 + 16 + 16) / 4 = 16.5.
+    data, rows = of_clients(tmp_path, "trained")
+    std = 4.062  # of 4.0620192, four digits
+    assert repr(data.transforms) == f"Pipeline(Normalize(mean=[6.0], std=[{std}]))"
+    expected = [[-5 / std, -3 / std], [93 / std], [4 / std, 4 / std], [8 / std]]
+    for row, values in zip(rows, expected, strict=True):
+        assert row == pytest.approx(values)
+
+
+def test_statistics_of_each_client(tmp_path):
+    # a: mean 2 and deviation 1. b: mean 10, and a constant is divided by 1.
+    data, rows = of_clients(tmp_path, "client")
+    assert rows == [[-1, 1], [97], [0, 0], [4]]
+    assert "transforms Normalize(of='client')" in data.describe()
+
+
+def test_given_numbers_are_nobodys_statistics():
+    from datamodules import Normalize
+
+    with pytest.raises(ConfigError, match=r"Normalize.of: 'client'; it must be all, as mean is"):
+        Normalize([0.0], [1.0], of="client")

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from pfl import files
 from pfl.communication import Message
-from pfl.deploy.wire import LIMIT, WireError, pack, unpack
+from pfl.deploy import schema
+from pfl.deploy.wire import LIMIT, pack, unpack
 from pfl.errors import ConfigError
 from pfl.method.party import Party, Task
 from pfl.randomness import KEY_BYTES, Secret
@@ -187,9 +188,7 @@ class Worker:
         doing = {"hello": self._hello, "first": self._first, "train": self._train}
         doing |= {"evaluate": self._evaluate, "finish": self._finish}
         try:
-            request = unpack(message, self.limit)
-            if not isinstance(request, dict) or request.get("do") not in doing:
-                raise WireError("the message has no task of pfl")
+            request = schema.read_request(unpack(message, self.limit), digest(self.agreed))
             return pack(doing[request["do"]](request))
         except ConfigError as error:
             line = str(error)
@@ -258,11 +257,7 @@ class Worker:
 
     def _begin(self, request: dict[str, Any]) -> Party:
         """Returns the party with the states that the server has counted."""
-        if request["agreed"] != digest(self.agreed):
-            raise ConfigError("the server has not asked whether party and server agree")
         if request["run"] != self._run:
-            if not request["run"].isalnum():
-                raise WireError(f"{request['run']!r} is not the name of a run")
             self._party = self.build(request["classes"])
             self._files = StateFiles(self.folder / request["run"] / f"client-{self.client}")
             self._secret = self._own_secret()
@@ -305,12 +300,9 @@ def task_secret(own: Secret, request: Mapping[str, Any], states: Mapping[str, Te
 
 
 def _task(request: dict[str, Any]) -> Task:
-    """Returns the task of a request, whose messages must be finite."""
+    """Returns the task of a request."""
     plain = request["task"]
     received = {name: torch.from_numpy(values) for name, values in plain["received"].items()}
-    for name, values in received.items():
-        if not values.isfinite().all():
-            raise WireError(f"the server's message {name!r} is not finite")
     return Task(plain["round"], received, frozenset(plain["personal"]), None, plain["work"])
 
 

@@ -126,8 +126,8 @@ def table_of(name, **columns):
         (changed(lambda a: a.update(losses=[])), "'losses' is not a dict"),
         (changed(lambda a: a.update(gradients=np.nan)), "gradients: nan; it must be from 0"),
         (changed(lambda a: a.update(gradients="many")), "'gradients' is not a float"),
-        (forged_loss("evil,\n=cmd|x"), "is not the name of a column"),
-        (forged_loss("=1+1"), "is not the name of a column"),
+        (forged_loss("evil,\n=cmd|x"), "is not one of the method"),
+        (forged_loss("=1+1"), "is not one of the method"),
         (forged_loss(counts=[-5]), "the counts of the losses 'train': -5"),
         (forged_loss(counts=[HUGE]), "the counts of the losses 'train': 1000"),
         (forged_loss(losses=[np.nan]), "the losses 'train' are not finite"),
@@ -325,7 +325,7 @@ def test_parties_that_do_not_agree_are_refused_at_both_ends(federation, capfd, k
         pytest.warns(UserWarning, match="a party is refused"),
         refused(f"3 of 4 parties are there; a party is refused: {key}: {value} at the party and"),
     ):
-        parties.train()
+        parties.train(timeout=0.2)
     assert f"party 2: refused: {key}: {value} at the party and" in capfd.readouterr().err
 
 
@@ -334,7 +334,7 @@ def test_a_party_with_samples_of_another_shape_is_refused(federation):
     parties.channel.workers[3].facts["input"] = ["float64", [7]]
     line = r"input: a sample of party 3 is float64 \[7\], and one of party 0 is float64 \[3\]"
     with pytest.warns(UserWarning, match=line), pytest.raises(ConfigError, match=line):
-        parties.train()
+        parties.train(timeout=0.2)
 
 
 def test_no_difference_between_equals():
@@ -348,7 +348,7 @@ def test_one_client_cannot_be_there_twice(federation):
         pytest.warns(UserWarning, match="client 1 is there twice"),
         refused("3 of 4 parties are there; a party is refused: client 1 is there twice"),
     ):
-        parties.train()
+        parties.train(timeout=0.2)
 
 
 def test_a_party_without_the_counted_states_is_left_out(federation):

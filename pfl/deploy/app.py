@@ -210,7 +210,8 @@ class _ServerCLI(FederatedCLI):
         timeout = _number("timeout", self.options["timeout"])
         enough = check_whole("parties", self.options["parties"])
         require_value("parties", enough, enough <= loop.num_clients, f"at most {loop.num_clients}")
-        parties = Parties(self.channel, agreed, loop.num_clients, timeout, enough)
+        nodes = _nodes(self.options.get("nodes", ""), loop.num_clients)
+        parties = Parties(self.channel, agreed, loop.num_clients, timeout, enough, nodes)
         Server(parties).join(self.trainer, self.model, loop)
 
 
@@ -221,7 +222,8 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
         channel: Carries the messages.
         app: The folder that `write_app` has written.
         options: `name` and `runs`, the folder of the run in that of all runs; `timeout`, the
-            seconds that a party has for an answer; `parties`, how many must be there at first.
+            seconds that a party has for an answer; `parties`, how many must be there at first;
+            `nodes`, the ids of the parties' nodes in order, separated by commas, or "".
     """
     quiet()
     try:
@@ -237,6 +239,17 @@ def _number(key: str, value: Any) -> float:
     holds = type(value) in (int, float) and 0 < value < float("inf")
     require_value(key, value, holds, "a positive number of seconds")
     return float(value)
+
+
+def _nodes(given: Any, count: int) -> list[int] | None:
+    """Returns the node of each client; None if none are given."""
+    if given == "":
+        return None
+    words = str(given).replace(" ", "").split(",")
+    holds = isinstance(given, str) and len({*words}) == len(words) == count
+    holds = holds and all(word.isascii() and word.isdigit() for word in words)
+    require_value("nodes", given, holds, f"the ids of {count} nodes, separated by commas")
+    return [int(word) for word in words]
 
 
 # ---- a party ------------------------------------------------------------------------------------

@@ -182,8 +182,8 @@ class Remote(Transport):
                 gradients = schema.read_gradients(answer)
                 arrived[client] = _Answer(messages, log, gradients)
         told = {client: schema.largest(one.messages) for client, one in arrived.items()}
-        down = [n for one in sent.values() for n in schema.largest(one.clients.received).values()]
-        wrong = schema.far_away(told, max(down, default=1.0))
+        ours = [n for one in sent.values() for n in schema.largest(one.clients.received).values()]
+        wrong = schema.far_away(told, max(ours, default=1.0))
         logs = {client: one.log for client, one in arrived.items()}
         wrong |= schema.other_columns(logs, self._columns)
         for client, line in wrong.items():

@@ -25,6 +25,7 @@ from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
 from pfl.deploy.data import NAMES, OwnSamples, own_statistics, told_names, unlike
 from pfl.deploy.parties import Parties
+from pfl.deploy.policy import Policy
 from pfl.deploy.server import Server, check_callback, check_run
 from pfl.deploy.wire import LIMIT
 from pfl.deploy.worker import Worker, private_folder
@@ -43,6 +44,7 @@ NODE = (
     "folder",
     "socket",
     "accelerator",
+    "policy",
     "share_sizes",
     "message_limit",
 )
@@ -282,6 +284,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     shared = server["data"]["init_args"]
     dtype = _dtype(values)
     device = _device(path, given["accelerator"])
+    policy = Policy.read(f"{path}: policy", given.get("policy"))
 
     def build(classes: int | None) -> Party:
         cli = _read_run(path, app, given.get("data"))
@@ -307,7 +310,8 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
         private_folder(folder)
     agreed = agreement(values, server, party.method.network)
     limit = given["message_limit"]
-    return Worker(client, agreed, facts, build, folder, given["share_sizes"], limit), socket
+    sizes = given["share_sizes"]
+    return Worker(client, agreed, facts, build, folder, sizes, limit, policy), socket
 
 
 def _read_options(path: Path) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class StateFiles:
             with files.replaced(self._path(index)) as file:
                 os.fchmod(file.fileno(), 0o600)  # whatever the user's umask is
                 rows: dict[str, Any] = {name: x.cpu().numpy() for name, x in states.items()}
-                np.savez(file, **{ABOUT: np.array(self._about(index, rows))}, **rows)
+                rows[ABOUT] = np.array(self._about(index, rows))
+                np.savez(file, **rows)
 
     def load(self, counted: int | None, keep: int | None, stateless: bool) -> dict[str, Tensor]:
         """Returns the states after the last round that the server has counted; none before that.

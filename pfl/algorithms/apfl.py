@@ -49,6 +49,7 @@ class APFL(FederatedAlgorithm):
         ['v', 'alpha']
     """
 
+    losses = ("train", "personal")
     has_personalized = True
     personal_buffers = "initial"
     personalization_penalty = None

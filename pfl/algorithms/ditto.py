@@ -39,6 +39,7 @@ class Ditto(FederatedAlgorithm):
         ['v']
     """
 
+    losses = ("train", "personal")
     has_personalized = True
     personal_buffers = "initial"
     personalization_penalty = None  # λ holds v_i to FedAvg's model, not to the minimum over both

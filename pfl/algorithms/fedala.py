@@ -66,6 +66,7 @@ class FedALA(FederatedAlgorithm):
         ['own', 'weights', 'learned']
     """
 
+    losses = ("train", "weights")
     has_personalized = True
     personalization_penalty = None
     personal_part: Tensor

@@ -70,6 +70,8 @@ class FedAS(PartlyPersonal):
         520
     """
 
+    losses = ("train", "alignment", "trace")
+
     def __init__(
         self,
         network: Network,

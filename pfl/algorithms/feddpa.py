@@ -55,6 +55,7 @@ class FedDPA(PartlyPersonal):
         234
     """
 
+    losses = ("train", "personal")
     own_b: Tensor
 
     def __init__(

@@ -74,6 +74,7 @@ class FedPAC(PartlyPersonal):
         {'w': 520, 'centroids': 0}
     """
 
+    losses = ("train", "head")
     centroids: Tensor
 
     def __init__(

@@ -39,6 +39,8 @@ class FedRep(PartlyPersonal):
         ['head']
     """
 
+    losses = ("train", "head")
+
     def __init__(self, network: Network, *, head_epochs: int = 10, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
         require("head_epochs", head_epochs, head_epochs >= 1, "at least 1")

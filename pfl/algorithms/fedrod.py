@@ -62,6 +62,7 @@ class FedRoD(FederatedAlgorithm):
         ['head']
     """
 
+    losses = ("train", "personal")
     has_personalized = True
     personalization_penalty = None
     personal_part: Tensor

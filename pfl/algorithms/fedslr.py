@@ -71,6 +71,7 @@ class FedSLR(FederatedAlgorithm):
         w + p_i.
     """
 
+    losses = ("train", "personal")
     has_personalized = True
     personal_buffers = "received"
     personalization_penalty = None

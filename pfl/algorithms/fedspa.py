@@ -63,6 +63,7 @@ class FedSpa(FederatedAlgorithm):
         305
     """
 
+    losses = ("train", "mask")
     has_global = False
     has_personalized = True
     personalization_penalty = None

@@ -51,6 +51,7 @@ class PerFedAvg(FederatedAlgorithm):
         []
     """
 
+    losses = ("train", "outer", "hessian")
     has_personalized = True
     personalization_penalty = None
 

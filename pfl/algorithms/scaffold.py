@@ -45,6 +45,7 @@ class SCAFFOLD(FederatedAlgorithm):
         {'w': 2440, 'c': 2440}
     """
 
+    losses = ("train", "control")
     c: Tensor
 
     def __init__(

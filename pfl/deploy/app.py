@@ -25,6 +25,7 @@ from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
 from pfl.deploy.data import NAMES, OwnSamples, own_statistics, told_names, unlike
 from pfl.deploy.parties import Parties
+from pfl.deploy.policy import Policy
 from pfl.deploy.server import Server, check_callback, check_run
 from pfl.deploy.wire import LIMIT
 from pfl.deploy.worker import Worker, private_folder
@@ -43,6 +44,7 @@ NODE = (
     "folder",
     "socket",
     "accelerator",
+    "policy",
     "share_sizes",
     "message_limit",
 )
@@ -210,7 +212,8 @@ class _ServerCLI(FederatedCLI):
         timeout = _number("timeout", self.options["timeout"])
         enough = check_whole("parties", self.options["parties"])
         require_value("parties", enough, enough <= loop.num_clients, f"at most {loop.num_clients}")
-        parties = Parties(self.channel, agreed, loop.num_clients, timeout, enough)
+        nodes = _nodes(self.options.get("nodes", ""), loop.num_clients)
+        parties = Parties(self.channel, agreed, loop.num_clients, timeout, enough, nodes)
         Server(parties).join(self.trainer, self.model, loop)
 
 
@@ -221,7 +224,8 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
         channel: Carries the messages.
         app: The folder that `write_app` has written.
         options: `name` and `runs`, the folder of the run in that of all runs; `timeout`, the
-            seconds that a party has for an answer; `parties`, how many must be there at first.
+            seconds that a party has for an answer; `parties`, how many must be there at first;
+            `nodes`, the ids of the parties' nodes in order, separated by commas, or "".
     """
     quiet()
     try:
@@ -237,6 +241,17 @@ def _number(key: str, value: Any) -> float:
     holds = type(value) in (int, float) and 0 < value < float("inf")
     require_value(key, value, holds, "a positive number of seconds")
     return float(value)
+
+
+def _nodes(given: Any, count: int) -> list[int] | None:
+    """Returns the node of each client; None if none are given."""
+    if given == "":
+        return None
+    words = str(given).replace(" ", "").split(",")
+    holds = isinstance(given, str) and len({*words}) == len(words) == count
+    holds = holds and all(word.isascii() and word.isdigit() for word in words)
+    require_value("nodes", given, holds, f"the ids of {count} nodes, separated by commas")
+    return [int(word) for word in words]
 
 
 # ---- a party ------------------------------------------------------------------------------------
@@ -269,6 +284,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     shared = server["data"]["init_args"]
     dtype = _dtype(values)
     device = _device(path, given["accelerator"])
+    policy = Policy.read(f"{path}: policy", given.get("policy"))
 
     def build(classes: int | None) -> Party:
         cli = _read_run(path, app, given.get("data"))
@@ -294,7 +310,8 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
         private_folder(folder)
     agreed = agreement(values, server, party.method.network)
     limit = given["message_limit"]
-    return Worker(client, agreed, facts, build, folder, given["share_sizes"], limit), socket
+    sizes = given["share_sizes"]
+    return Worker(client, agreed, facts, build, folder, sizes, limit, policy), socket
 
 
 def _read_options(path: Path) -> dict[str, Any]:

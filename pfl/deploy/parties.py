@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -19,6 +20,24 @@ from pfl.deploy.worker import difference, digest
 from pfl.errors import ConfigError
 
 HELLO = 60.0  # seconds that a new party has to say who it is
+HELLO_BYTES = 1 << 26  # the most bytes of what it says then
+PAUSE = 1.0  # seconds before a peer that is not taken is asked again; each time twice as many
+LONGEST_PAUSE = 60.0
+
+
+@dataclass
+class _Outside:
+    """A peer that is not taken as a party.
+
+    Attributes:
+        line: The reason.
+        pause: The seconds until it is asked again.
+        again: When that is, by the clock `time.monotonic`.
+    """
+
+    line: str
+    pause: float
+    again: float
 
 
 class Parties:
@@ -30,6 +49,9 @@ class Parties:
         count: The number of parties, M.
         timeout: The seconds after which a party without an answer is left out of a round.
         enough: The number of parties that the run waits for before it begins; None: all.
+        nodes: The peer of each client, in order, where a channel knows its peers by their keys; no
+            other peer is taken, and none with another number. None: a client is the peer that tells
+            this number first.
 
     Attributes:
         facts: What each party has told of its samples, by client.
@@ -45,9 +67,11 @@ class Parties:
         count: int,
         timeout: float = 600.0,
         enough: int | None = None,
+        nodes: Sequence[int] | None = None,
     ) -> None:
         if enough is None:
             enough = count
+        self.nodes = nodes
         self.channel = channel
         self.agreed = agreed
         self.count = count
@@ -61,34 +85,67 @@ class Parties:
         self.saving = False  # whether there are checkpoints
         self.wire = [0, 0]
         self.classes: int | None = None
-        self._refused: dict[int, str] = {}  # the reason, by peer
-        self._silent: set[str] = set()
+        self._outside: dict[int, _Outside] = {}  # by peer
+        self._strikes: dict[int, int] = {}  # answers out of the protocol, by client
 
     def meet(self) -> None:
-        """Asks peers that are new who they are, and forgets parties that are gone."""
+        """Asks peers that are new who they are, and forgets parties that are gone.
+
+        A peer that is refused, or does not answer, is asked again later: its party may have been
+        mended. The pauses become longer, so that a stranger does not hold up the others.
+        """
         here = self.channel.peers()
         self.peers = {client: peer for client, peer in self.peers.items() if peer in here}
-        self._refused = {peer: line for peer, line in self._refused.items() if peer in here}
+        self._outside = {peer: one for peer, one in self._outside.items() if peer in here}
+        now = time.monotonic()
+        new = []
+        for peer in sorted(here - set(self.peers.values())):
+            if peer not in self._outside or self._outside[peer].again <= now:
+                new.append(peer)
         hello = pack({"do": "hello", "agreed": self.agreed})
-        new = here - set(self.peers.values()) - self._refused.keys()
         answers = self.channel.ask(dict.fromkeys(new, hello), min(HELLO, self.timeout))
-        self._silent = {answer for answer in answers.values() if isinstance(answer, str)}
-        for peer, answer in answers.items():
-            if isinstance(answer, str):
-                continue  # it may be about to begin
+        for peer in new:
+            answer = answers.get(peer, "no answer")
+            if isinstance(answer, str):  # it may be about to begin
+                self._leave_outside(peer, schema.one_line(answer))
+                continue
             try:
-                facts = schema.read_facts(_answer(answer), self.count)
-                client = facts["client"]
-                if client in self.peers:
-                    raise WireError(f"client {client} is there twice")
-                self._compare(client, facts)
-                known = self.facts.setdefault(client, facts)
-                if (line := difference(facts, known)) is not None:
-                    raise WireError(f"client {client} has come back with other samples: {line}")
-                self.peers[client] = peer
+                self._take(peer, _answer(answer, HELLO_BYTES))
             except WireError as error:
-                self._refused[peer] = f"a party is refused: {error}"
-                rank_zero_warn(self._refused[peer])
+                line = f"a party is refused: {schema.one_line(str(error))}"
+                if peer not in self._outside or self._outside[peer].line != line:
+                    rank_zero_warn(line)
+                self._leave_outside(peer, line)
+            else:
+                self._outside.pop(peer, None)
+
+    def _leave_outside(self, peer: int, line: str) -> None:
+        """Notes why a peer is not taken, and when it is asked again."""
+        pause = PAUSE
+        if peer in self._outside:
+            pause = min(2 * self._outside[peer].pause, LONGEST_PAUSE)
+        self._outside[peer] = _Outside(line, pause, time.monotonic() + pause)
+
+    def _take(self, peer: int, answer: dict[str, Any]) -> None:
+        """Takes a peer as the party that it says it is; a WireError if it cannot be."""
+        if "refused" in answer:
+            raise WireError(str(answer["refused"]))
+        facts = schema.read_facts(answer, self.count)
+        client = facts["client"]
+        if self.nodes is not None and self.nodes[client] != peer:
+            raise WireError(f"node {peer} says that it is client {client}, which is another node")
+        if client in self.peers:
+            raise WireError(f"client {client} is there twice")
+        if self._strikes.get(client, 0) >= schema.STRIKES:
+            raise WireError(
+                f"client {client} has broken the protocol {schema.STRIKES} times; start the server "
+                f"again once it is mended"
+            )
+        self._compare(client, facts)
+        known = self.facts.setdefault(client, facts)
+        if (line := difference(facts, known)) is not None:
+            raise WireError(f"client {client} has come back with other samples: {line}")
+        self.peers[client] = peer
 
     def _compare(self, client: int, facts: dict[str, Any]) -> None:
         """Refuses a party whose samples mean something else than those of the run.
@@ -122,17 +179,20 @@ class Parties:
     def wait(self, enough: int) -> None:
         """Waits until so many parties are there.
 
+        A peer that is refused is named by `meet`, and does not end the wait.
+
         Raises:
-            ConfigError: They do not come, or one of them does not fit.
+            ConfigError: They do not come in time.
         """
         end = time.monotonic() + self.timeout
         while len(self.peers) < enough:
             self.meet()
             if len(self.peers) >= enough:
                 return
-            if time.monotonic() > end or (self._refused and not self.counted):
+            if time.monotonic() > end:
                 here = f"{len(self.peers)} of {enough} parties are there"
-                raise ConfigError("; ".join([here, *self._refused.values(), *self._silent]))
+                lines = dict.fromkeys(one.line for one in self._outside.values())
+                raise ConfigError("; ".join([here, *lines]))
             time.sleep(0.1)
 
     def task(self, clients: Clients) -> dict[str, Any]:
@@ -173,9 +233,31 @@ class Parties:
                 self.wire[0] += len(messages[peer])
                 if isinstance(answer, bytes):
                     self.wire[1] += len(answer)
+            if isinstance(answer, str):
+                self.leave_out(client, what, answer)
+                continue
             with self.naming(client, what):
-                values[client] = _answer(answer, limit)
+                value = _answer(answer, limit)
+                if "refused" in value:
+                    self.leave_out(client, what, str(value["refused"]))
+                else:
+                    values[client] = value
         return values
+
+    def leave_out(self, client: int, what: str, line: str) -> None:
+        """Says in a warning why a party is left out."""
+        rank_zero_warn(f"party {client} is left out ({what}): {schema.one_line(line)}")
+
+    def blame(self, client: int, what: str, line: str) -> None:
+        """Leaves a party out that has broken the protocol, and forgets it after `STRIKES` times."""
+        self.leave_out(client, what, line)
+        self._strikes[client] = self._strikes.get(client, 0) + 1
+        if self._strikes[client] >= schema.STRIKES and client in self.peers:
+            del self.peers[client]
+            rank_zero_warn(
+                f"party {client} has broken the protocol {schema.STRIKES} times; it is not asked "
+                f"again until the server is started anew"
+            )
 
     @contextmanager
     def naming(self, client: int, what: str) -> Iterator[None]:
@@ -183,7 +265,7 @@ class Parties:
         try:
             yield
         except WireError as error:
-            rank_zero_warn(f"party {client} is left out ({what}): {error}")
+            self.blame(client, what, str(error))
 
     # ---- checkpoints --------------------------------------------------------------------------
 
@@ -210,13 +292,9 @@ class Parties:
         self.wire = list(state["wire"])
 
 
-def _answer(answer: bytes | str, limit: int = LIMIT) -> dict[str, Any]:
-    """Returns the value of an answer; a WireError if there is none, or it is a refusal."""
-    if isinstance(answer, str):
-        raise WireError(answer)
+def _answer(answer: bytes, limit: int = LIMIT) -> dict[str, Any]:
+    """Returns the value of an answer; a WireError if it is none."""
     value = unpack(answer, limit)
     if not isinstance(value, dict):
         raise WireError("the answer is not one of pfl")
-    if "refused" in value:
-        raise WireError(str(value["refused"])[:500])
     return value

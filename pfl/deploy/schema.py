@@ -1,34 +1,58 @@
-"""What a party may tell the server: the kind and the range of every value, in one place.
+"""The protocol of server and parties: the kind and the range of every value, in both directions.
 
-Each function returns what it has read, or raises a `WireError` that says what is wrong. The server
-then names the party, and goes on without it: nothing that a party tells ends a run, or reaches a
-file outside of its range.
+Each function returns what it has read, or raises a `WireError` that says what is wrong. A server
+names the party and leaves it out of the round; after `STRIKES` such answers in one run it does not
+ask this party again until it is started anew. A party refuses the request. So nothing that one of
+them tells ends the other, or reaches a file outside of its range.
+
+What a party tells the server:
 
 | answer | value | what it may be |
 |---|---|---|
-| hello | `client` | a number from 0 to M - 1 |
+| hello | `client` | a number from 0 to M - 1; with `nodes`, the number of this node |
 | | `sizes` | three numbers of samples from 0 to 2^31 - 1, the first at least 1 |
-| | `classes` | from 1 to 2^20, or null for a regression |
+| | `classes` | from 1 to 2^20, or null for a regression; at most as many as there are names |
 | | `hides` | true or false |
 | | `input`, `target` | a type and the lengths of a sample, of at most 2^28 values |
-| | `class_names`, `feature_names`, `transforms` | a list of texts, or null |
-| first, train | `messages` | arrays as method and stages declare them; finite, no mean overflows |
+| | `class_names`, `feature_names`, `transforms` | up to 2^20 texts of 2^16 letters, or null |
+| first, train | `messages` | arrays as method and stages declare them; finite (`far_away`) |
 | | their bytes | from 0 to 2^31 |
 | train | `taken` | sample gradients from 0 to 2^53 |
-| | `losses` | finite numbers by plain names, with numbers of samples from 0 to 2^31 - 1 |
-| | `tables` | those that the method declares, with the party's own number as `client` |
+| | `losses` | those that the method declares, from -1e30 to 1e30 |
+| | their counts | numbers of samples from 0 to 2^31 - 1 |
+| | `tables` | those that the method declares, with the columns of most parties |
+| | their rows | at most 2^20, finite; `client` is the party's own number |
 | | `gradients` | private gradients from 0 to 2^53, or nothing |
 | evaluate | `accuracy` | from 0 to 1; NaN where it is not defined |
 | | `count` | a whole number of samples from 0 to 2^31 - 1 |
-| | `loss`, other scores | finite; NaN where there are no samples, or the score is not defined |
+| | `loss`, other scores | from -1e30 to 1e30; NaN without samples, or where not defined |
 | | `numbers` | the parameters of personal models and how many models, from 0 to 2^53 |
+| any | `refused` | a text, of which the server shows 500 letters in one line |
+
+What the server asks of a party:
+
+| request | value | what it may be |
+|---|---|---|
+| all | `do` | hello, first, train, evaluate or finish |
+| hello | `agreed` | a mapping |
+| others | `agreed` | the digest of what party and server have in common |
+| | `run` | up to 64 letters and digits |
+| | `classes` | from 1 to 2^20, or null |
+| | `keep` | a round from 0 to 2^31 - 1, or null |
+| | `task` | `round` as `keep`; `counted` at most as much, or null; `work` above 0 and at most 1 |
+| | `received` in `task` | finite arrays by name |
+| | `personal` in `task` | names of these arrays |
+| evaluate | `splits` | val, test or both |
+| | `model` | a finite array, "w" for the message of this name, or null |
+| | `parameters` | a whole number from 0 to 2^53 |
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +64,7 @@ from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.deploy.wire import LIMIT, TYPES, WireError
 from pfl.method.log import Log
+from pfl.scores.names import SPLITS
 from pfl.stages.stage import Messages, Stage
 
 SAMPLES = (1 << 31) - 1
@@ -47,7 +72,23 @@ CLASSES = 1 << 20
 VALUES = 1 << 28  # of one sample
 WHOLE = 1 << 53  # up to here float64 has all whole numbers
 ROWS = 1 << 20  # of a table, from one party in one round
+NAMES = 1 << 20
+LETTERS = 1 << 16  # of one name, or of the numbers of one transform
+LARGEST = 1e30  # of losses and scores: any sum of them over samples and parties is finite
+FAR = 1e6  # how many times the values of others a message's largest value may be
+STRIKES = 3  # answers out of the protocol after which a party is not asked again
+SHOWN = 500  # letters of a party's text in a line
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./ -]{0,59}")  # becomes the name of a column
+RUN = re.compile(r"[A-Za-z0-9]{1,64}")  # becomes the name of a folder
+TASKS = ("hello", "first", "train", "evaluate", "finish")
+Columns = tuple[tuple[str, str], ...]
+"""The names and the types of a table's columns."""
+
+
+def one_line(text: str) -> str:
+    """Returns a text that somebody else has written as part of a line of one's own."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text[:SHOWN])
+    return " ".join(plain.split())
 
 
 def part(answer: Any, kind: type, *path: Any) -> Any:
@@ -98,8 +139,13 @@ def read_facts(answer: dict[str, Any], count: int) -> dict[str, Any]:
         facts[key] = answer.get(key)
         if facts[key] is None:
             continue
-        for place in range(len(part(answer, list, key))):
-            part(answer, str, key, place)
+        _within(f"the number of {key}", len(part(answer, list, key)), 0, NAMES)
+        for place in range(len(facts[key])):
+            name = part(answer, str, key, place)
+            _within(f"the letters of {key}", len(name), 0, LETTERS)
+    names = facts["class_names"]
+    if names and facts["classes"] is not None:
+        _within("classes", facts["classes"], 1, len(names))
     return facts
 
 
@@ -178,35 +224,78 @@ def _check_values(name: str, values: Tensor) -> None:
         )
 
 
-def read_log(answer: dict[str, Any], client: int, tables: Collection[str]) -> Log:
+def largest(messages: Mapping[str, Message] | Mapping[str, Tensor]) -> dict[str, float]:
+    """Returns the largest absolute value of each message of floating-point numbers."""
+    found = {}
+    for name, message in messages.items():
+        values = message if isinstance(message, Tensor) else message.values
+        if values.is_floating_point():
+            found[name] = float(values.abs().max()) if values.numel() else 0.0
+    return found
+
+
+def far_away(told: Mapping[int, Mapping[str, float]], sent: float) -> dict[int, str]:
+    """Returns in one line for each party that is far away from others what is too large.
+
+    A finite value can be so large that the mean over parties trains nobody. So no value may be more
+    than `FAR` times the largest of three: 1, the largest value that the server has sent in this
+    round, and the lower median over parties of the largest values of this message.
+
+    Args:
+        told: The largest values of each party's messages, by client and name.
+        sent: The largest value that the server has sent.
+    """
+    lines: dict[int, str] = {}
+    for name in dict.fromkeys(name for one in told.values() for name in one):
+        values = sorted(one[name] for one in told.values())
+        most = FAR * max(1.0, sent, values[(len(values) - 1) // 2])
+        for client, one in told.items():
+            if one[name] > most:
+                lines[client] = (
+                    f"the message {name!r} has the value {one[name]:.3g}, far beyond those of "
+                    f"others; it must be at most {most:.3g}"
+                )
+    return lines
+
+
+def read_log(
+    answer: dict[str, Any], client: int, losses: Collection[str], tables: Collection[str]
+) -> Log:
     """Returns what a party has logged.
 
     Args:
         answer: The answer.
         client: The party's number.
+        losses: The names of the losses that the method logs.
         tables: The names of the tables to which the method adds rows.
     """
     log = Log(taken=[part(answer, int, "taken")])
     if not 0 <= log.gradients < WHOLE:
         raise WireError(f"{log.gradients} sample gradients; they must be from 0 to 2^53")
     for name in part(answer, dict, "losses"):
-        losses = torch.from_numpy(part(answer, np.ndarray, "losses", name, 0))
+        if name not in losses:
+            raise WireError(
+                f"the loss {name!r} is not one of the method, whose class declares losses = "
+                f"{tuple(losses)}"
+            )
+        values = torch.from_numpy(part(answer, np.ndarray, "losses", name, 0))
         counts = part(answer, list, "losses", name, 1)
-        if losses.ndim != 1 or len(losses) != len(counts) or {*map(type, counts)} - {int}:
+        if values.ndim != 1 or len(values) != len(counts) or {*map(type, counts)} - {int}:
             raise WireError(f"the losses {name!r} do not fit their counts")
-        _check_names([name])
         for count in counts:
             _within(f"the counts of the losses {name!r}", count, 0, SAMPLES)
-        if not losses.is_floating_point() or not losses.isfinite().all():
+        if not values.is_floating_point() or not values.isfinite().all():
             raise WireError(f"the losses {name!r} are not finite numbers")
-        log.losses[name] = [(losses, counts)]
+        if len(values):
+            _within(f"the losses {name!r}", float(values.double().abs().max()), 0, LARGEST)
+        log.losses[name] = [(values, counts)]
     for name in part(answer, dict, "tables"):
-        rows = part(answer, list, "tables", name)
+        chunks = part(answer, list, "tables", name)
         if name not in tables:
             raise WireError(f"the table {name!r} is not one of the method")
-        for row in rows:
-            _check_rows(name, row, client)
-        log.tables[name] = rows
+        rows = sum(_check_rows(name, chunk, client) for chunk in chunks)
+        _within(f"the rows of the table {name!r}", rows, 0, ROWS)
+        log.tables[name] = chunks
     return log
 
 
@@ -216,28 +305,52 @@ def _check_names(names: Iterable[str]) -> None:
             raise WireError(f"{name[:60]!r} is not the name of a column")
 
 
-def _check_rows(name: str, row: Any, client: int) -> None:
-    """Checks some rows of a table, which are arrays by column."""
-    if type(row) is not dict or any(type(column) is not np.ndarray for column in row.values()):
+def _check_rows(name: str, chunk: Any, client: int) -> int:
+    """Checks some rows of a table, which are arrays by column; returns their number."""
+    if type(chunk) is not dict or any(type(column) is not np.ndarray for column in chunk.values()):
         raise WireError(f"the table {name!r} has other columns than arrays")
-    _check_names(row)
-    if len({column.shape for column in row.values()}) != 1:
+    _check_names(chunk)
+    if len({column.shape for column in chunk.values()}) != 1:
         raise WireError(f"the columns of the table {name!r} have different lengths")
-    for key, column in row.items():
-        if column.ndim != 1 or len(column) > ROWS or not np.isfinite(column).all():
+    for key, column in chunk.items():
+        if column.ndim != 1 or not np.isfinite(column).all():
             raise WireError(
                 f"the column {key!r} of the table {name!r} is not one of finite numbers"
             )
-    if "client" in row and (row["client"] != client).any():
+    if "client" in chunk and (chunk["client"] != client).any():
         raise WireError(f"the table {name!r} has rows of another client")
+    return len(next(iter(chunk.values())))
 
 
-def check_columns(log: Log, known: dict[str, list[str]]) -> None:
-    """Checks that the tables of a log have the columns of others, which are noted in `known`."""
-    for name, rows in log.tables.items():
-        for row in rows:
-            if list(row) != known.setdefault(name, list(row)):
-                raise WireError(f"the table {name!r} has other columns than {known[name]}")
+def _columns(log: Log) -> dict[str, set[Columns]]:
+    """Returns the columns that the parts of each table of a log have."""
+    found = {}
+    for name, chunks in log.tables.items():
+        found[name] = {tuple((k, v.dtype.name) for k, v in chunk.items()) for chunk in chunks}
+    return found
+
+
+def other_columns(logs: Mapping[int, Log], known: dict[str, Columns]) -> dict[int, str]:
+    """Returns in one line for each party with other columns than most what is wrong.
+
+    Args:
+        logs: What the parties have logged, by client.
+        known: The columns of the tables of earlier rounds, to which new ones are added.
+    """
+    told = {client: _columns(log) for client, log in logs.items()}
+    votes: dict[str, Counter[Columns]] = {}
+    for tables in told.values():
+        for name, columns in tables.items():
+            votes.setdefault(name, Counter()).update(columns)
+    for name, counter in votes.items():
+        if counter:
+            known.setdefault(name, counter.most_common(1)[0][0])
+    lines: dict[int, str] = {}
+    for client, tables in told.items():
+        for name, columns in tables.items():
+            if columns - {known.get(name)}:
+                lines[client] = f"the table {name!r} has other columns than {known[name]}"
+    return lines
 
 
 def read_gradients(answer: dict[str, Any]) -> float | None:
@@ -274,6 +387,8 @@ def read_scores(
             raise WireError(f"{title}: {value}; it must be finite")
         elif name == "accuracy" and not math.isnan(value):
             _within(title, value, 0, 1)
+        elif not math.isnan(value):
+            _within(title, value, -LARGEST, LARGEST)
         found[key, name] = value
     for key, name in found:
         if name == "loss" and math.isnan(found[key, name]) and found[key, "count"] > 0:
@@ -282,3 +397,71 @@ def read_scores(
     for number in numbers:
         _within("numbers", number, 0, WHOLE)
     return found, numbers
+
+
+# ---- what the server asks -----------------------------------------------------------------------
+
+
+def read_request(request: Any, agreed: str) -> dict[str, Any]:
+    """Returns a request of the server.
+
+    Args:
+        request: What has come.
+        agreed: The digest of what party and server must have in common.
+    """
+    if type(request) is not dict or request.get("do") not in list(TASKS):
+        raise WireError("the message has no task of pfl")
+    if request["do"] == "hello":
+        part(request, dict, "agreed")
+        return request
+    if part(request, str, "agreed") != agreed:
+        raise WireError("the server has not asked whether party and server agree")
+    if not RUN.fullmatch(part(request, str, "run")):
+        raise WireError(f"{one_line(request['run'])!r} is not the name of a run")
+    if _present(request, "classes") is not None:
+        _within("classes", part(request, int, "classes"), 1, CLASSES)
+    if _present(request, "keep") is not None:
+        _within("keep", part(request, int, "keep"), 0, SAMPLES)
+    part(request, dict, "task")
+    index = _within("round", part(request, int, "task", "round"), 0, SAMPLES)
+    if _present(request["task"], "counted") is not None:
+        _within("counted", part(request, int, "task", "counted"), 0, index)
+    work = part(request, float, "task", "work")
+    if not 0 < work <= 1:
+        raise WireError(f"work: {work}; it must be above 0 and at most 1")
+    received = part(request, dict, "task", "received")
+    for name in received:
+        _check_finite(f"the server's message {name!r}", part(received, np.ndarray, name))
+    personal = part(request, list, "task", "personal")
+    for place, name in enumerate(personal):
+        if part(personal, str, place) not in received:
+            raise WireError(f"personal: {one_line(name)!r} is no message that the server has sent")
+    if request["do"] == "evaluate":
+        _check_evaluation(request, received)
+    return request
+
+
+def _present(value: Mapping[str, Any], key: str) -> Any:
+    """Returns a value that may be null, but must be there."""
+    if key not in value:
+        raise WireError(f"the request lacks {key!r}")
+    return value[key]
+
+
+def _check_finite(title: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise WireError(f"{title} is not finite")
+
+
+def _check_evaluation(request: dict[str, Any], received: Mapping[str, Any]) -> None:
+    """Checks what a request for scores has beside its task."""
+    splits = part(request, list, "splits")
+    for place in range(len(splits)):
+        if part(splits, str, place) not in SPLITS or splits.count(splits[place]) > 1:
+            raise WireError(f"splits: {splits[:3]}; they must be val, test or both")
+    model = _present(request, "model")
+    if isinstance(model, np.ndarray):
+        _check_finite("the server's model", model)
+    elif model is not None and not (model == "w" and "w" in received):
+        raise WireError("model: it must be an array, or the name of one that the server has sent")
+    _within("parameters", part(request, int, "parameters"), 0, WHOLE)

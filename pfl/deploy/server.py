@@ -53,6 +53,7 @@ class Remote(Transport):
         self.parties = parties
         self.cohorts: dict[int, np.ndarray] = {}
         self._firsts: dict[int, Messages] = {}  # what clients of the coming round have sent first
+        self._columns: dict[str, schema.Columns] = {}  # of the tables
         self._method: Method
 
     def join(self, method: FederatedAlgorithm, loop: FederatedLoop) -> None:
@@ -128,10 +129,15 @@ class Remote(Transport):
         by_client = {int(one.ids[0]): one for one in ones}
         requests = {client: self.parties.task(one) for client, one in by_client.items()}
         firsts: dict[int, Messages] = {}
-        for client, answer in self.parties.ask("first", requests).items():
+        answers = self.parties.ask("first", requests, 2 * _bytes_of(like) + ROOM)
+        for client, answer in answers.items():
             with self.parties.naming(client, "first message"):
                 one = by_client[client]
                 firsts[client] = schema.read_messages(answer, like, one, self.stages)
+        told = {client: schema.largest(messages) for client, messages in firsts.items()}
+        for client, line in schema.far_away(told, 1.0).items():
+            self.parties.blame(client, "first message", line)
+            del firsts[client]
         return firsts
 
     def first_messages(self, method: Method, ids: np.ndarray) -> Iterator[tuple[Clients, Messages]]:
@@ -164,19 +170,25 @@ class Remote(Transport):
             sent[client] = _Sent(one, exchange.receive(one, download, own), log)
             requests[client] = self.parties.task(one)
         like = self._empty_messages(method, cohort, download)
-        room = sum(m.values.shape[1:].numel() * m.values.element_size() for m in like.values())
-        columns: dict[str, list[str]] = {}
-        for asked in sent.values():
-            schema.check_columns(asked.log, columns)
-        arrived = {}
-        for client, answer in self.parties.ask("train", requests, 2 * room + ROOM).items():
-            with self.parties.naming(client, f"round {cohort.round + 1}"):
-                log = schema.read_log(answer, client, method.tables)
+        schema.other_columns({client: one.log for client, one in sent.items()}, self._columns)
+        arrived: dict[int, _Answer] = {}
+        what = f"round {cohort.round + 1}"
+        answers = self.parties.ask("train", requests, 2 * _bytes_of(like) + ROOM)
+        for client, answer in answers.items():
+            with self.parties.naming(client, what):
+                log = schema.read_log(answer, client, method.losses, method.tables)
                 one = sent[client].clients
                 messages = schema.read_messages(answer, like, one, self.stages)
                 gradients = schema.read_gradients(answer)
-                schema.check_columns(log, columns)
                 arrived[client] = _Answer(messages, log, gradients)
+        told = {client: schema.largest(one.messages) for client, one in arrived.items()}
+        ours = [n for one in sent.values() for n in schema.largest(one.clients.received).values()]
+        wrong = schema.far_away(told, max(ours, default=1.0))
+        logs = {client: one.log for client, one in arrived.items()}
+        wrong |= schema.other_columns(logs, self._columns)
+        for client, line in wrong.items():
+            self.parties.blame(client, what, line)
+            del arrived[client]
         self._require(cohort.ids, arrived, cohort.round)
         nobody = self._nobody(cohort.round)
         yield Group(nobody, 0, 0, Log(), read(nobody, like))
@@ -222,6 +234,11 @@ class Remote(Transport):
 
     def evaluation(self, method: Method) -> RemoteEvaluation:
         return RemoteEvaluation(method, self)
+
+
+def _bytes_of(like: Messages) -> int:
+    """Returns the bytes of the values of one client's messages."""
+    return sum(m.values.shape[1:].numel() * m.values.element_size() for m in like.values())
 
 
 class _Sent(NamedTuple):
@@ -293,7 +310,7 @@ class RemoteEvaluation(Evaluation):
             for kind in kinds:
                 told[split, kind] = _Told(self.loop.num_clients, names)
         self._metrics = dict(told)  # type: ignore[arg-type]
-        for client, answer in self._parties.ask("evaluate", requests).items():
+        for client, answer in self._parties.ask("evaluate", requests, ROOM).items():
             with self._parties.naming(client, "evaluation"):
                 self._add(client, answer, told)
         return super().finish()

@@ -26,6 +26,7 @@ TYPES = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 }
+DIMENSIONS = 32
 LIMIT = 1 << 31
 """The largest message, in bytes, where no other limit is given."""
 
@@ -70,8 +71,11 @@ def unpack(data: bytes, limit: int = LIMIT) -> Any:
         tree, entries = json.loads(data[8:begin])
         arrays = []
         for name, shape, form, length in entries:
-            limit -= math.prod(shape) * np.dtype(name).itemsize
-            known = name in TYPES and all(type(n) is int and n >= 0 for n in [*shape, length])
+            numbers = [*shape, length]
+            known = name in list(TYPES) and len(numbers) <= DIMENSIONS
+            known = known and all(type(n) is int and 0 <= n <= LIMIT for n in numbers)
+            if known:
+                limit -= math.prod(shape) * np.dtype(name).itemsize
             if not known or limit < 0 or begin + length > len(data):
                 raise WireError(f"the message has an impossible array, {name} {shape}")
             arrays.append(_read(memoryview(data)[begin : begin + length], name, shape, form))

@@ -5,20 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import queue
+import re
+import socket
 import stat
+import struct
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from pfl import files
 from pfl.communication import Message
+from pfl.deploy import schema
+from pfl.deploy.policy import Policy
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.errors import ConfigError
 from pfl.method.party import Party, Task
@@ -26,16 +38,24 @@ from pfl.randomness import KEY_BYTES, Secret
 from pfl.rounds.checkpoint_io import KEY_FILE, read_key, write_key
 from pfl.stages.private import GRADIENTS
 
+ABOUT = "_about"
+STATE_FILE = re.compile(r"round-(-1|[0-9]{1,10})\.npz")
+
+
+PATIENCE = 60.0  # seconds that a connection may be silent
+CONNECTIONS = 32  # that may be open without a whole message
+
 
 class StateFiles:
     """The states of one client in one run, a file for each round after which they may be needed.
 
-    A file is NumPy's `.npz` with an array [1, width] for each state. The client's states are in
-    the file of the last round whose message the server has counted. States of later rounds are
-    pending; earlier files remain for a server that begins again from its checkpoint.
+    A file is NumPy's `.npz` with an array [1, width] for each state, and `ABOUT`: the run, the
+    client, the round and a checksum. The client's states are in the file of the last round whose
+    message the server has counted. States of later rounds are pending; earlier files remain for a
+    server that begins again from its checkpoint.
 
     Args:
-        folder: The folder of the files.
+        folder: The folder of the files, `<run>/client-<k>`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +65,24 @@ class StateFiles:
         return self.folder / f"round-{index}.npz"
 
     def _rounds(self) -> list[int]:
-        return [int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.npz")]
+        rounds = []
+        for path in sorted(self.folder.glob("round-*.npz")):
+            found = STATE_FILE.fullmatch(path.name)
+            if found is None:
+                raise ConfigError(f"folder: {path} is no file of pfl node; move it away")
+            rounds.append(int(found[1]))
+        return rounds
+
+    def _about(self, index: int, rows: Mapping[str, np.ndarray]) -> str:
+        """Returns what a file tells of itself."""
+        content = pack({name: rows[name] for name in sorted(rows)})
+        about = {
+            "run": self.folder.parent.name,
+            "client": self.folder.name,
+            "round": index,
+            "checksum": hashlib.sha256(content).hexdigest(),
+        }
+        return json.dumps(about)
 
     def save(self, index: int, states: Mapping[str, Tensor]) -> None:
         """Writes the states after a round; they are pending."""
@@ -53,7 +90,9 @@ class StateFiles:
             private_folder(self.folder)
             with files.replaced(self._path(index)) as file:
                 os.fchmod(file.fileno(), 0o600)  # whatever the user's umask is
-                np.savez(file, **{name: rows.cpu().numpy() for name, rows in states.items()})  # type: ignore[arg-type]
+                rows: dict[str, Any] = {name: x.cpu().numpy() for name, x in states.items()}
+                rows[ABOUT] = np.array(self._about(index, rows))
+                np.savez(file, **rows)
 
     def load(self, counted: int | None, keep: int | None, stateless: bool) -> dict[str, Tensor]:
         """Returns the states after the last round that the server has counted; none before that.
@@ -84,15 +123,48 @@ class StateFiles:
                 self._path(index).unlink()
         return states
 
+    def trained(self) -> int:
+        """Returns how many times the client has trained in the run, by the file `trained.json`."""
+        path = self.folder / "trained.json"
+        with files.reading(path):
+            return int(files.read_json(path).get("trained", 0))
+
+    def note_trained(self, count: int) -> None:
+        """Writes how many times the client has trained in the run."""
+        private_folder(self.folder)
+        path = self.folder / "trained.json"
+        files.write_json(path, {"trained": count})
+        path.chmod(0o600)
+
     def read(self, index: int) -> dict[str, Tensor]:
-        """Returns the states after a round; a ConfigError if they are not there."""
-        if not self._path(index).is_file():
+        """Returns the states after a round.
+
+        Raises:
+            ConfigError: There is no file, or it is not what was written for this round.
+        """
+        path = self._path(index)
+        if not path.is_file():
             raise ConfigError(
                 f"folder: {self.folder} has no states of round {index + 1}, which the server has "
                 f"counted; give the folder that was used then"
             )
-        with np.load(self._path(index), allow_pickle=False) as stored:
-            return {name: torch.from_numpy(stored[name]) for name in stored.files}
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                rows = {name: stored[name] for name in stored.files}
+            told = json.loads(str(rows.pop(ABOUT)))
+            own = json.loads(self._about(index, rows))
+        except (*files.DAMAGE, EOFError, zipfile.BadZipFile, zlib.error, WireError) as error:
+            raise ConfigError(
+                f"folder: {path} is damaged, or no file of states; give back the file that pfl "
+                f"node has written"
+            ) from error
+        if told != own:
+            key = next((key for key in own if told.get(key) != own[key]), "checksum")
+            raise ConfigError(
+                f"folder: {path} has another {key} than was written for it: it was changed or "
+                f"renamed, or is of another party; give back the file that pfl node has written"
+            )
+        return {name: torch.from_numpy(values) for name, values in rows.items()}
 
 
 def private_folder(folder: Path) -> None:
@@ -128,6 +200,67 @@ def listener(address: Path) -> connection.Listener:
     return incoming
 
 
+@contextmanager
+def _only_one(folder: Path, client: int) -> Iterator[None]:
+    """Holds the lock of a party; a ConfigError if another process has it."""
+    path = folder / f"{client}.lock"
+    private_folder(folder)
+    lock = FileLock(path, timeout=0, mode=0o600)
+    with files.writing(path):
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise ConfigError(
+                f"folder: another pfl node works for party {client} in {folder}; end it first"
+            ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _in_background(function: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=function, args=arguments, daemon=True).start()
+
+
+def _accept(incoming: connection.Listener, inbox: queue.Queue, limit: int) -> None:
+    """Takes connections; beyond `CONNECTIONS` that have sent nothing yet, one is closed at once."""
+    free = threading.Semaphore(CONNECTIONS)
+    while True:
+        try:
+            sender = incoming.accept()
+        except OSError:
+            if incoming._listener is None:  # type: ignore[attr-defined]
+                return  # it is closed
+            time.sleep(0.1)  # who has connected is gone, or there are too many files
+            continue
+        if not free.acquire(blocking=False):
+            sender.close()
+            continue
+        _in_background(_receive, sender, inbox, limit, free)
+
+
+def _receive(
+    sender: connection.Connection, inbox: queue.Queue, limit: int, free: threading.Semaphore
+) -> None:
+    """Puts one message of a connection into the inbox."""
+    try:
+        with socket.socket(fileno=os.dup(sender.fileno())) as end:
+            seconds = struct.pack("ll", int(PATIENCE), int(PATIENCE % 1 * 1e6))
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        inbox.put((sender, sender.recv_bytes(limit)))
+    except (EOFError, OSError):
+        sender.close()  # it has gone, or says nothing, or too much
+    finally:
+        free.release()
+
+
+def _send(sender: connection.Connection, answer: bytes) -> None:
+    with sender, suppress(OSError):  # who asked may have gone
+        sender.send_bytes(answer)
+
+
 class Worker:
     """Answers the messages of a server for one client.
 
@@ -139,6 +272,7 @@ class Worker:
         folder: Where states are kept, in a folder for each run.
         sizes: Whether the server is told the numbers of samples.
         limit: The most bytes that a message of the server may have.
+        policy: What the party does for a server.
     """
 
     def __init__(
@@ -150,7 +284,11 @@ class Worker:
         folder: Path,
         sizes: bool = True,
         limit: int = LIMIT,
+        policy: Policy | None = None,
     ) -> None:
+        if policy is None:
+            policy = Policy()
+        self.policy = policy
         self.client = client
         self.agreed = agreed
         self.facts = facts
@@ -166,30 +304,31 @@ class Worker:
     def serve(self, address: Path, ready: Callable[[], None] = lambda: None) -> None:
         """Answers the messages that come to a socket file, one after another, for ever.
 
+        Several can connect at once. One that sends nothing, or half a message, is closed after
+        `PATIENCE` seconds and holds up nobody.
+
         Args:
             address: The socket file. A socket that an ended worker has left there is replaced.
             ready: Called once messages can come.
 
         Raises:
-            ConfigError: There can be no socket file at this path.
+            ConfigError: There can be no socket file at this path, or another process works for
+                this party.
         """
-        with listener(address) as incoming:
+        inbox: queue.Queue[tuple[connection.Connection, bytes]] = queue.Queue()
+        with _only_one(self.folder, self.client), listener(address) as incoming:
+            _in_background(_accept, incoming, inbox, self.limit)
             ready()
             while True:
-                with incoming.accept() as sender:
-                    try:
-                        sender.send_bytes(self.answer(sender.recv_bytes(self.limit)))
-                    except (EOFError, OSError):
-                        continue  # who asked has gone
+                sender, message = inbox.get()
+                _in_background(_send, sender, self.answer(message))
 
     def answer(self, message: bytes) -> bytes:
         """Returns the answer to a message of the server; a refusal is one line."""
         doing = {"hello": self._hello, "first": self._first, "train": self._train}
         doing |= {"evaluate": self._evaluate, "finish": self._finish}
         try:
-            request = unpack(message, self.limit)
-            if not isinstance(request, dict) or request.get("do") not in doing:
-                raise WireError("the message has no task of pfl")
+            request = schema.read_request(unpack(message, self.limit), digest(self.agreed))
             return pack(doing[request["do"]](request))
         except ConfigError as error:
             line = str(error)
@@ -207,12 +346,19 @@ class Worker:
         return {"client": self.client, "hides": not self.sizes, **self.facts}
 
     def _first(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"messages": _messages(self._begin(request).first_upload(_task(request)))}
+        messages = self._begin(request).first_upload(_task(request))
+        self.policy.check_names("messages", messages)
+        return {"messages": _messages(messages)}
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         party = self._begin(request)
         task = _task(request)
+        trained = self._files.trained()
+        self.policy.check_training(task.work, trained)
+        if self.policy.rounds is not None:
+            self._files.note_trained(trained + 1)
         messages, log = party.train(task)
+        self.policy.check_log(messages, log.tables)
         states = party.pending()
         for name, rows in states.items():  # NaN among statistics: nothing was trained yet
             if name != "personal_buffers" and not rows.isfinite().all():
@@ -235,7 +381,9 @@ class Worker:
         return answer
 
     def _evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.policy.check_names("splits", request["splits"])
         party = self._begin(request)
+        self.policy.check_names("scores", ["accuracy", "loss", *party.loop.metrics.names])
         task = _task(request)
         model = request["model"]
         if isinstance(model, np.ndarray):
@@ -258,11 +406,7 @@ class Worker:
 
     def _begin(self, request: dict[str, Any]) -> Party:
         """Returns the party with the states that the server has counted."""
-        if request["agreed"] != digest(self.agreed):
-            raise ConfigError("the server has not asked whether party and server agree")
         if request["run"] != self._run:
-            if not request["run"].isalnum():
-                raise WireError(f"{request['run']!r} is not the name of a run")
             self._party = self.build(request["classes"])
             self._files = StateFiles(self.folder / request["run"] / f"client-{self.client}")
             self._secret = self._own_secret()
@@ -270,6 +414,10 @@ class Worker:
         party = self._party
         stateless = not party.method.store.names
         states = self._files.load(request["task"]["counted"], request["keep"], stateless)
+        lacking = set(party.method.store.names) - states.keys()
+        if request["task"]["counted"] is not None and lacking:
+            path = self._files.folder
+            raise ConfigError(f"folder: {path}: the file of states lacks {min(lacking)!r}")
         party.restore(states)
         if self._secret is not None:
             party.method.take_secret(task_secret(self._secret, request, states))
@@ -305,12 +453,9 @@ def task_secret(own: Secret, request: Mapping[str, Any], states: Mapping[str, Te
 
 
 def _task(request: dict[str, Any]) -> Task:
-    """Returns the task of a request, whose messages must be finite."""
+    """Returns the task of a request."""
     plain = request["task"]
     received = {name: torch.from_numpy(values) for name, values in plain["received"].items()}
-    for name, values in received.items():
-        if not values.isfinite().all():
-            raise WireError(f"the server's message {name!r} is not finite")
     return Task(plain["round"], received, frozenset(plain["personal"]), None, plain["work"])
 
 

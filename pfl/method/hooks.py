@@ -88,6 +88,8 @@ class Method(MethodTools):
     """Whether clients send something before they receive anything: `first_upload` is written."""
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the tables to which the method adds rows with `log_table`."""
+    losses: ClassVar[tuple[str, ...]] = ("train",)
+    """Names of the losses that the method logs: a server of real parties takes no others."""
     needs_all_clients: ClassVar[bool] = False
     """Whether every round must have the messages of all clients."""
     reads_products: ClassVar[bool] = False

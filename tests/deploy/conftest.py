@@ -23,23 +23,30 @@ class InProcess(Channel):
     `faults` has what happens to a party by (client, task, round): its process ends "before" the
     task, "within" it, "after" it with the answer, or "later" without it; "late": there is no answer
     in time; or a function that changes the answer. The worker of an ended process is made anew.
-    `absent` has the rounds at whose beginning a client cannot be reached.
+    `absent` has the rounds at whose beginning a client cannot be reached. `stranger` is what a
+    further peer answers; there is none if it is not set.
     """
 
     def __init__(self, folder, what, faults, absent):
         self.folder, self.what, self.faults, self.absent = folder, what, faults, absent
         self.workers = {client: self.start(client) for client in range(len(SIZES))}
         self.round, self.told = 0, []
+        self.stranger = ...
 
     def start(self, client):
         return make_worker(client, self.folder / f"party-{client}", self.what)
 
     def peers(self):
-        return {c for c in self.workers if self.round not in self.absent.get(c, ())}
+        here = {c for c in self.workers if self.round not in self.absent.get(c, ())}
+        return here if self.stranger is ... else here | {len(self.workers)}
 
     def ask(self, messages, timeout):
         answers = {}
         for client, message in messages.items():
+            if client not in self.workers:
+                if self.stranger is not None:
+                    answers[client] = self.stranger
+                continue
             request = unpack(message)
             self.round = request["task"]["round"] if "task" in request else self.round
             key = client, request["do"], self.round

@@ -127,7 +127,13 @@ def test_a_name_stays_itself_in_the_project_file(tmp_path, monkeypatch, name):
     status, _, error = call("deploy", *WORDS, "--trainer.name", name, "--out", "app")
     assert status == 0, error
     config = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    expected = {"name": name, "runs": str(tmp_path / "runs"), "parties": 3, "timeout": 600.0}
+    expected = {
+        "name": name,
+        "runs": str(tmp_path / "runs"),
+        "parties": 3,
+        "timeout": 600.0,
+        "nodes": "",
+    }
     assert config["config"] == expected
 
 
@@ -219,7 +225,8 @@ def test_options_of_a_party_are_read_strictly(app):
 @pytest.mark.cli
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("timeout", "60"), ("timeout", True), ("timeout", 0), ("parties", 2.0), ("parties", 4)],
+    [("timeout", "60"), ("timeout", True), ("timeout", 0), ("parties", 2.0), ("parties", 4)]
+    + [("nodes", value) for value in ("1,2", "1,2,2", "1,2,x", "1,2,-3", 5, None)],
 )
 def test_options_of_the_server_are_read_strictly(app, key, value):
     options = {"name": "run", "runs": "runs", "timeout": 60.0, "parties": 3, key: value}

@@ -1,12 +1,14 @@
 """Faults of parties and server, against the simulation."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl.callbacks import LocalBaseline
+from pfl.deploy.schema import one_line
 from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import difference
 from pfl.errors import ConfigError
@@ -120,14 +122,17 @@ def table_of(name, **columns):
         (changed(lambda a: a["messages"]["w"].__setitem__(1, 1 << 62)), "it must be from 0 to"),
         (changed(lambda a: a["messages"]["w"].__setitem__(1, -1)), "it must be from 0 to"),
         (set_values(lambda w: w * 0 + 1e300), "has the value 1e.300, with which a mean overflows"),
+        (set_values(lambda w: w * 0 - 1e20), "has the value 1e.20, far beyond those of others"),
+        (forged_loss(losses=[-1e40]), "the losses 'train': 1e.40; it must be from 0 to 1e.30"),
+        (forged_loss("test/global"), "the loss 'test/global' is not one of the method"),
         (changed(lambda a: a.update(taken=HUGE)), "sample gradients"),
         (changed(lambda a: a.update(tables={"x": [5]})), "the table 'x' is not one of the method"),
         (changed(lambda a: a.update(tables=5)), "'tables' is not a dict"),
         (changed(lambda a: a.update(losses=[])), "'losses' is not a dict"),
         (changed(lambda a: a.update(gradients=np.nan)), "gradients: nan; it must be from 0"),
         (changed(lambda a: a.update(gradients="many")), "'gradients' is not a float"),
-        (forged_loss("evil,\n=cmd|x"), "is not the name of a column"),
-        (forged_loss("=1+1"), "is not the name of a column"),
+        (forged_loss("evil,\n=cmd|x"), "is not one of the method"),
+        (forged_loss("=1+1"), "is not one of the method"),
         (forged_loss(counts=[-5]), "the counts of the losses 'train': -5"),
         (forged_loss(counts=[HUGE]), "the counts of the losses 'train': 1000"),
         (forged_loss(losses=[np.nan]), "the losses 'train' are not finite"),
@@ -180,6 +185,7 @@ def set_score(name, value):
         (set_score("loss", np.nan), "loss: it is not a number, and there are samples"),
         (set_score("loss", -np.inf), "loss: -inf; it must be finite"),
         (set_score("loss", "0"), "'loss' is not a float"),
+        (set_score("loss", 1e40), "loss: 1e.40; it must be from -1e.30 to 1e.30"),
         (changed(lambda answer: answer.update(numbers=[1e300, 1.0])), "numbers: 1e.300"),
         (changed(lambda answer: answer.update(scores=5)), "'scores' is not a list"),
     ],
@@ -314,6 +320,48 @@ def test_a_method_that_needs_all_clients_ends_where_one_is_away(federation):
         parties.train()
 
 
+def test_the_columns_of_a_table_are_those_of_most_parties(federation):
+    """Client 0 answers first, with columns of its own; the others have client and cluster."""
+    name = next(name for name in METHODS if name.startswith("IFCA"))
+    forged = table_of("clusters", client=[0], more=[0])
+    parties = federation(name, faults={(0, "train", 0): forged})
+    with pytest.warns(UserWarning) as said:
+        parties.train()
+    lines = [str(one.message) for one in said if "left out" in str(one.message)]
+    assert len(lines) == 1 and lines[0].startswith("party 0 is left out (round 1): the table")
+
+
+def test_a_party_that_breaks_the_protocol_three_times_is_not_asked_again(simulate, federation):
+    """Its first three messages are forged; in the fourth round it is one that drops out."""
+    expected = simulate("FedAvg", dropout=[[1], [1], [1], [1]])
+    forged = set_values(lambda w: w * np.nan)
+    faults = {(1, "train", index): forged for index in range(3)}
+    parties = federation("FedAvg", faults=faults)
+    with pytest.warns(UserWarning) as said:
+        parties.train()
+    lines = [str(one.message) for one in said]
+    assert len([line for line in lines if "party 1 has broken the protocol 3 times" in line]) == 1
+    told = parties.channel.told
+    asked = [r["task"]["round"] for client, r, _ in told if (client, r["do"]) == (1, "train")]
+    assert asked == [0, 1, 2]
+    np.testing.assert_array_equal(parties.method.global_model, expected.global_model)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_declare_the_losses_that_they_log(simulate, name):
+    if METHODS[name].pooled:
+        pytest.skip("it has no parties")
+    method = simulate(name)
+    assert {*method._loss_names} <= {*method.losses}
+
+
+def test_what_a_party_writes_is_a_part_of_one_line():
+    text = "no\nparty 2 is left out (train): \x1b[31mforged\u2028line\r" + "x" * 10_000
+    line = one_line(text)
+    assert line.isprintable() and len(line) <= 500
+    assert line.startswith("no party 2 is left out (train): [31mforged line x")
+
+
 # ---- refusals -----------------------------------------------------------------------------------
 
 
@@ -325,7 +373,7 @@ def test_parties_that_do_not_agree_are_refused_at_both_ends(federation, capfd, k
         pytest.warns(UserWarning, match="a party is refused"),
         refused(f"3 of 4 parties are there; a party is refused: {key}: {value} at the party and"),
     ):
-        parties.train()
+        parties.train(timeout=0.2)
     assert f"party 2: refused: {key}: {value} at the party and" in capfd.readouterr().err
 
 
@@ -334,11 +382,55 @@ def test_a_party_with_samples_of_another_shape_is_refused(federation):
     parties.channel.workers[3].facts["input"] = ["float64", [7]]
     line = r"input: a sample of party 3 is float64 \[7\], and one of party 0 is float64 \[3\]"
     with pytest.warns(UserWarning, match=line), pytest.raises(ConfigError, match=line):
-        parties.train()
+        parties.train(timeout=0.2)
 
 
 def test_no_difference_between_equals():
     assert difference({"a": 1}, {"a": 1}) is None
+
+
+def test_a_stranger_before_the_first_round_is_only_refused(simulate, federation):
+    """A fifth peer says that it is client 1, or nothing that can be read."""
+    expected = simulate("FedAvg")
+    for answer in (b"PFL1", pack({"refused": "go\naway"}), None):
+        parties = federation("FedAvg")
+        parties.channel.stranger = answer
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            parties.train(timeout=5)
+        lines = [str(one.message) for one in said if "refused" in str(one.message)]
+        assert len(lines) == (answer is not None), lines
+        assert parties.differing(expected) == set()
+
+
+def test_a_number_belongs_to_a_node(simulate, federation):
+    """A fifth peer with another key says that it is client 1, before client 1 is there."""
+    parties = federation("FedAvg", absent={1: [0]})
+    hello = parties.channel.workers[1].answer(pack({"do": "hello", "agreed": parties.what}))
+    parties.channel.stranger = hello
+    line = "a party is refused: node 4 says that it is client 1, which is another node"
+    with pytest.warns(UserWarning, match=line):
+        parties.train(enough=3, nodes=[0, 1, 2, 3])
+    trace = [[0, 2, 3], *3 * [[0, 1, 2, 3]]]
+    expected = simulate("FedAvg", trace=trace)
+    np.testing.assert_array_equal(parties.method.global_model, expected.global_model)
+
+
+def test_a_party_that_is_mended_is_taken(federation):
+    """Its file names another method at first; the same peer is asked again."""
+    parties = federation("FedAvg")
+    right = parties.channel.workers[2].agreed
+    parties.channel.workers[2].agreed = right | {"name": "FedPer"}
+
+    def mend(answer):
+        parties.channel.workers[2].agreed = right
+        return answer
+
+    parties.channel.faults[2, "hello", 0] = mend
+    with pytest.warns(UserWarning, match="a party is refused: name: FedPer"):
+        parties.train(timeout=30)
+    assert {client for client, *_ in parties.channel.told} == {0, 1, 2, 3}
+    assert parties.server.parties.peers.keys() == {0, 1, 2, 3}
 
 
 def test_one_client_cannot_be_there_twice(federation):
@@ -348,7 +440,7 @@ def test_one_client_cannot_be_there_twice(federation):
         pytest.warns(UserWarning, match="client 1 is there twice"),
         refused("3 of 4 parties are there; a party is refused: client 1 is there twice"),
     ):
-        parties.train()
+        parties.train(timeout=0.2)
 
 
 def test_a_party_without_the_counted_states_is_left_out(federation):

@@ -194,7 +194,7 @@ def test_the_server_compares_what_parties_tell(app, key, value, has):
         for worker in workers:
             del worker.agreed[f"data.{key}"]
     workers[1].facts[key] = value
-    options = {"name": "run", "runs": "runs", "timeout": 60.0, "parties": 3}
+    options = {"name": "run", "runs": "runs", "timeout": 1.0, "parties": 3}
     line = f"{key}: party 1 has {value}, and {whose} has {others}; all parties must have the same"
     with pytest.warns(UserWarning, match="a party is refused"), refused(line):
         run_server(Direct(workers), app, options)

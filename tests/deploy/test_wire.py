@@ -76,3 +76,24 @@ def test_other_bytes_are_refused(message, words):
 def test_a_message_over_the_limit_is_refused():
     with refused("the message has"):
         unpack(pack(np.ones(1000)), limit=1000)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ["float32", [0, 10**30], "all", 0],
+        ["float32", [0, 10**30], "mask", 0],
+        ["float32", ["ab", 10**12], "all", 0],
+        ["float32", [1] * 100, "all", 4],
+        [["float32"], [1], "all", 4],
+        ["object", [1], "all", 8],
+        ["float32", [1.0], "all", 4],
+        ["float32", [1], ["all"], 4],
+        ["float32", 5, "all", 4],
+    ],
+)
+def test_a_forged_shape_is_refused(entry):
+    header = json.dumps([{"#": 0}, [entry]]).encode()
+    message = MAGIC + len(header).to_bytes(4, "little") + header + bytes(entry[3])
+    with pytest.raises(WireError):
+        unpack(message)

@@ -112,6 +112,8 @@ def _names(base: type) -> dict[str, str | None]:
     names: dict[str, str | None] = {}
     for cls in _subclasses(base):
         path = _path(cls)
+        if "<locals>" in path:  # made while a run goes on
+            continue
         if cls.__name__ in names or inspect.isabstract(cls) or "._" in path:
             names[cls.__name__] = None
         else:
@@ -120,7 +122,7 @@ def _names(base: type) -> dict[str, str | None]:
 
 
 def _subclasses(base: type) -> Iterable[type]:
-    found = {base: None}
+    found: dict[type, None] = {base: None}
     waiting: list[type] = [base]
     while waiting:
         for cls in waiting.pop().__subclasses__():

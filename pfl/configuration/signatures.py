@@ -125,7 +125,8 @@ def _subclasses(base: type) -> Iterable[type]:
     found: dict[type, None] = {base: None}
     waiting: list[type] = [base]
     while waiting:
-        for cls in waiting.pop().__subclasses__():
+        below: list[type] = waiting.pop().__subclasses__()
+        for cls in below:
             if cls not in found:
                 found[cls] = None
                 waiting.append(cls)

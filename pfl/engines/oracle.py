@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, StepBlock, cast
-from pfl.engines.graph import records
+from pfl.engines.graph import GraphEngine, records
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.private import PrivateEngine
@@ -165,6 +165,15 @@ class Oracle:
         self.chosen = timing.engine.name
         self.timing = timing
         rank_zero_info(timing.describe())
+
+    def stop_recording(self) -> bool:
+        """Goes on without recorded steps, which take memory; returns whether there were any."""
+        if not isinstance(self.engine, GraphEngine):
+            return False
+        self.engine.release()
+        self._use(self.engine.evaluator)
+        self.chosen = self.engine.name
+        return True
 
     def make_private(
         self, clip: float, noise_multiplier: float, batch_size: int | None, draws: DrawKey

@@ -57,7 +57,8 @@ class ClientGroups:
         """Yields groups of at most `size` clients with the result of `work`.
 
         Where a GPU's memory does not hold a group, the group is halved, its clients' states are
-        loaded again, and no later group is larger.
+        loaded again, and no later group is larger. Where it does not hold one client, steps are no
+        longer recorded.
 
         Args:
             clients: A chunk of clients.
@@ -77,7 +78,9 @@ class ClientGroups:
             try:
                 made = work(group)
             except RuntimeError as error:
-                if len(group) == 1 or not is_oom_error(error):
+                if not is_oom_error(error):
+                    raise
+                if len(group) == 1 and not self.oracle.stop_recording():
                     raise
             else:
                 yield group, made
@@ -85,9 +88,12 @@ class ClientGroups:
             # Here, since the error kept all that the attempt had made.
             most = self._limits[doing] = -(-len(group) // 2)
             device = self.oracle.space.vector.device
+            instead = f"with {most}"
+            if len(group) == 1:
+                instead = f"with the engine {self.oracle.engine.name}, which records no steps"
             rank_zero_warn(
                 f"The memory of {device} does not hold {len(group)} clients at a time in {doing}; "
-                f"the run continues with {most}",
+                f"the run continues {instead}",
                 category=UserWarning,
             )
             self.free_memory()

@@ -1,9 +1,12 @@
 """Every method on recorded steps: a run's numbers are those of the sequential engine."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
+from pfl.algorithms import FedAvg
 from pfl.engines import graph
 from pfl.engines.graph import GraphEngine
 from tests.algorithms.methods import METHODS, small_network, small_world
@@ -40,3 +43,28 @@ def test_every_method_gives_the_numbers_of_the_sequential_engine(tmp_path, recor
     assert isinstance(ends[1].oracle.engine, GraphEngine)
     torch.testing.assert_close(*map(values, ends), rtol=1e-9, atol=1e-11)
     assert ends[1].row == pytest.approx(ends[0].row, rel=1e-9, nan_ok=True)
+
+
+def test_where_one_client_does_not_fit_steps_are_no_longer_recorded(tmp_path, recorder):
+    class Short(FedAvg):
+        """Has no memory for recordings after the first round."""
+
+        def client_update(self, clients, w):
+            sent = super().client_update(clients, w)
+            if clients.round and isinstance(self.oracle.engine, GraphEngine):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return sent
+
+    ends = []
+    for kind, engine in ((FedAvg, "sequential"), (Short, "auto")):
+        torch.manual_seed(0)
+        method = kind(small_network(), lr=0.2, batch_size=2, engine=engine)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            run(method, small_world(), 3, root=tmp_path / engine, evaluate=())
+        ends.append(method)
+    said = [str(one.message) for one in seen if "does not hold" in str(one.message)]
+    name = ends[1].oracle.engine.name
+    assert not isinstance(ends[1].oracle.engine, GraphEngine)
+    assert said[-1].endswith(f"the run continues with the engine {name}, which records no steps")
+    torch.testing.assert_close(ends[1].global_model, ends[0].global_model, rtol=0, atol=1e-12)

@@ -223,15 +223,17 @@ def _in_background(function: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
-def _accept(incoming: connection.Listener, inbox: queue.Queue, limit: int) -> None:
+def _accept(
+    incoming: connection.Listener, inbox: queue.Queue, limit: int, closing: threading.Event
+) -> None:
     """Takes connections; beyond `CONNECTIONS` that have sent nothing yet, one is closed at once."""
     free = threading.Semaphore(CONNECTIONS)
     while True:
         try:
             sender = incoming.accept()
         except OSError:
-            if incoming._listener is None:  # type: ignore[attr-defined]
-                return  # it is closed
+            if closing.is_set():
+                return
             time.sleep(0.1)  # who has connected is gone, or there are too many files
             continue
         if not free.acquire(blocking=False):
@@ -317,11 +319,15 @@ class Worker:
         """
         inbox: queue.Queue[tuple[connection.Connection, bytes]] = queue.Queue()
         with _only_one(self.folder, self.client), listener(address) as incoming:
-            _in_background(_accept, incoming, inbox, self.limit)
-            ready()
-            while True:
-                sender, message = inbox.get()
-                _in_background(_send, sender, self.answer(message))
+            closing = threading.Event()
+            _in_background(_accept, incoming, inbox, self.limit, closing)
+            try:
+                ready()
+                while True:
+                    sender, message = inbox.get()
+                    _in_background(_send, sender, self.answer(message))
+            finally:
+                closing.set()
 
     def answer(self, message: bytes) -> bytes:
         """Returns the answer to a message of the server; a refusal is one line."""

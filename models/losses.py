@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 
 class HalfSquaredError(nn.Module):
@@ -25,7 +24,7 @@ class HalfSquaredError(nn.Module):
         return 0.5 * residuals.square().reshape(len(targets), -1).sum(1)
 
 
-class WeightedCrossEntropy(nn.Module):
+class WeightedCrossEntropy(nn.CrossEntropyLoss):
     """The cross entropy of each sample, times the weight of its class, -w_y log p_y.
 
     A client's loss is the mean over its samples, so that weights twice as large are steps twice as
@@ -46,17 +45,8 @@ class WeightedCrossEntropy(nn.Module):
     """
 
     def __init__(self, weights: Sequence[float], ignore_index: int = -100) -> None:
-        super().__init__()
-        self.weights = _checked("WeightedCrossEntropy.weights", weights)
-        self._tensor = torch.tensor(self.weights)
-        self.ignore_index = ignore_index
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        # It is moved once: a copy in each step would wait for the GPU.
-        self._tensor = self._tensor.to(outputs.device, outputs.dtype)
-        return cross_entropy(
-            outputs, targets, self._tensor, ignore_index=self.ignore_index, reduction="none"
-        )
+        checked = torch.tensor(_checked("WeightedCrossEntropy.weights", weights))
+        super().__init__(checked, ignore_index=ignore_index, reduction="none")
 
 
 class WeightedBinaryCrossEntropy(nn.BCEWithLogitsLoss):
@@ -78,19 +68,14 @@ class WeightedBinaryCrossEntropy(nn.BCEWithLogitsLoss):
     """
 
     def __init__(self, positive_weights: float | list[float]) -> None:
-        super().__init__(reduction="none")
         if not isinstance(positive_weights, list):
             positive_weights = [positive_weights]
         key = "WeightedBinaryCrossEntropy.positive_weights"
-        self.positive_weights = _checked(key, positive_weights)
-        self._tensor = torch.tensor(self.positive_weights)
+        checked = torch.tensor(_checked(key, positive_weights))
+        super().__init__(reduction="none", pos_weight=checked)
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        labels = targets.reshape(outputs.shape)
-        self._tensor = self._tensor.to(outputs.device, outputs.dtype)
-        losses = binary_cross_entropy_with_logits(
-            outputs, labels, pos_weight=self._tensor, reduction="none"
-        )
+        losses = super().forward(outputs, targets.reshape(outputs.shape))
         return losses.reshape(len(targets), -1).mean(1)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import ConfigError
+from ..files import new_content
 
 Colour = Literal["rgb", "gray", "stored"]
 
@@ -70,7 +71,8 @@ def changes_of(
     lines = [f"{count:,} of {len(paths):,} images: {words}" for words, count in counts.items()]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(lines))
+        with new_content(file) as content:
+            content.write(json.dumps(lines).encode())
     return lines
 
 

@@ -31,6 +31,7 @@ import yaml
 
 from pfl.configuration.files import CONFIG, find_configs, read
 from pfl.configuration.keys import no_class, no_option, unknown_key
+from pfl.datamodules.files import new_content
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("pfl", "models", "datamodules")
@@ -83,13 +84,12 @@ def write_notes(notes: dict[str, Any]) -> None:
     """Writes the notes, in place of older ones; does nothing in a folder that is read-only."""
     with contextlib.suppress(*NO_NOTES):
         path = notes_file()
-        part = path.with_suffix(f".{os.getpid()}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(notes))
+        with new_content(path) as file:
+            file.write(json.dumps(notes).encode())
         for old in path.parent.glob("options-*.json"):
             if old != path:
                 old.unlink(missing_ok=True)
-        part.replace(path)
 
 
 # ---- help ----------------------------------------------------------------------------------------

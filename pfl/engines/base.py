@@ -105,6 +105,12 @@ class Engine(ABC):
         step.apply_after_gradient(v, u)
         return loss
 
+    def seeds_of(self, batch: Batch) -> Tensor:
+        """Returns the seeds of a network that draws from them, int64 [A]; else zeros."""
+        if self.runner.has_keys:
+            return batch.seeds()
+        return torch.zeros(batch.clients, dtype=torch.int64, device=batch.inputs.device)
+
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
         own: Any = buffers

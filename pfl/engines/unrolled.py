@@ -39,7 +39,7 @@ class UnrolledEngine(Engine):
     ) -> tuple[Tensor, Tensor]:
         runner = self.runner
         weights = runner.weights(batch, w.dtype)
-        seeds = batch.seeds() if runner.has_keys else None
+        seeds = self.seeds_of(batch)
         g = torch.empty_like(w)
         losses = w.new_empty(len(w))
         self._fork()
@@ -47,10 +47,7 @@ class UnrolledEngine(Engine):
             for c in range(len(w)):
                 with self._lane(c):
                     network, parameters = runner.load(w[c], None, training=True)
-                    keys: AbstractContextManager[None] = nullcontext()
-                    if seeds is not None:
-                        keys = drawing(seeds[c : c + 1])
-                    with keys:
+                    with drawing(seeds[c : c + 1]):
                         outputs = network(runner.laid_out(batch.inputs[c]))
                     loss = (runner.per_sample(outputs, batch.targets[c]) * weights[c]).sum()
                     pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)

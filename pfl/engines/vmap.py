@@ -55,15 +55,9 @@ class VmapEngine(Engine):
         weights = runner.weights(batch, w.dtype)
         gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            seeds = self._seeds(batch)
+            seeds = self.seeds_of(batch)[:, None]
             g, loss = gradients(w.detach(), batch.inputs, batch.targets, weights, seeds, given)
         return loss.detach(), g.detach()
-
-    def _seeds(self, batch: Batch) -> Tensor:
-        """Returns the seeds of a network that draws from them, int64 [A, 1]; else zeros."""
-        if self.runner.has_keys:
-            return batch.seeds()[:, None]
-        return torch.zeros(batch.clients, 1, dtype=torch.int64, device=batch.inputs.device)
 
     def _batch_arguments(self, batch: Batch, objective: Objective) -> dict[str, Any]:
         """Returns the tensors of the batch's clients, and what their older models give."""
@@ -113,7 +107,7 @@ class VmapEngine(Engine):
         weights = runner.weights(batch, v.dtype)
         gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            seeds = self._seeds(batch)
+            seeds = self.seeds_of(batch)[:, None]
             g, loss = gradients(chosen, at, batch.inputs, batch.targets, weights, seeds)
         for name in names:
             places[name].mul_(step.shrink).sub_(g[name].detach(), alpha=step.lr)

@@ -359,7 +359,9 @@ class Worker:
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         party = self._begin(request)
         task = _task(request)
-        trained = self._files.trained()
+        trained = 0
+        if self.policy.rounds is not None:  # else nobody asks, and no file is read
+            trained = self._files.trained()
         self.policy.check_training(task.work, trained)
         if self.policy.rounds is not None:
             self._files.note_trained(trained + 1)

@@ -1,6 +1,6 @@
 # docker build -t lightning-pfl .                                 # PyTorch's CPU build
 # docker build -t lightning-pfl --build-arg TORCH=default .       # with CUDA's libraries
-# docker run --rm -v "$PWD/runs:/work/runs" lightning-pfl fit --config quickstart
+# docker run --rm -v "$PWD/runs:/app/runs" lightning-pfl fit --config quickstart
 FROM python:3.12-slim
 
 ARG TORCH=cpu
@@ -17,6 +17,6 @@ COPY . .
 RUN make install "TORCH=$TORCH" && rm -rf /root/.cache
 
 ENV PATH=/opt/lightning-pfl/.venv/bin:$PATH
-WORKDIR /work
+WORKDIR /app
 ENTRYPOINT ["pfl"]
 CMD ["--help"]

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from pfl.algorithms import FedACS, FederatedAlgorithm
-from pfl.algorithms.fedacs import attention, cosine
+from pfl.algorithms.papers.fedacs import attention, cosine
 from pfl.method import Network
 
 

@@ -116,7 +116,7 @@ def mapped_modules():
             folder = head[1].rpartition("/")[2]
             line = line[head.end() :]
         folders.setdefault(folder, set()).update(re.findall(r"\w+", line))
-    return folders
+    return {folder: modules for folder, modules in folders.items() if modules}
 
 
 def test_the_map_lists_every_module():

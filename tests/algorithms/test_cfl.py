@@ -10,7 +10,7 @@ import torch
 
 from models import HalfSquaredError
 from pfl.algorithms import CFL, FedAvg
-from pfl.algorithms.cfl import second_half
+from pfl.algorithms.clusters.cfl import second_half
 from pfl.method.transport import chunks_of
 from tests.algorithms.closed_forms_baselines import groups
 from tests.algorithms.traced import FULL, SIZES, START, furthest, unlike

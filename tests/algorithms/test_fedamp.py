@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pfl.algorithms import FedAMP, HeurFedAMP, LocalTrain
-from pfl.algorithms.fedamp import model_distances
+from pfl.algorithms.mixtures.fedamp import model_distances
 from tests.algorithms.traced import ALL, LOSS, full, in_cohorts
 from tests.problems import Steps
 from tests.refusal import refused

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pfl.algorithms import FedPAC, FedRep
-from pfl.algorithms.fedpac import mixing_weights, simplex_minimum
+from pfl.algorithms.features.fedpac import mixing_weights, simplex_minimum
 from tests.algorithms.class_world import (
     BODY,
     CLASSES,

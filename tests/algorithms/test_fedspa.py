@@ -10,7 +10,7 @@ from torch import nn
 from models import HalfSquaredError
 from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, FedSpa
-from pfl.algorithms.fedspa import bits_of, packed, spread
+from pfl.algorithms.partial.fedspa import bits_of, packed, spread
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.methods import normalized_network, small_network, small_world
 from tests.problems import History, least_squares, quiet, scalar_problem

@@ -11,7 +11,7 @@ from datamodules import Partitioner, SharedTest, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl import FederatedLoop
 from pfl.algorithms import FedACS, FedAMP, FedAvg, FedPer, FedRep, HeurFedAMP, LocalTrain
-from pfl.algorithms.fedacs import attention, cosine
+from pfl.algorithms.papers.fedacs import attention, cosine
 from pfl.cli import main
 from pfl.clients import Clients
 from tests.algorithms.methods import (

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import minimize
 
 from pfl.algorithms import FedAvg, Floco
-from pfl.algorithms.floco import principal_components, spread_on_simplex
+from pfl.algorithms.mixtures.floco import principal_components, spread_on_simplex
 from pfl.method import generator
 from tests.algorithms.class_world import (
     BODY,

@@ -12,7 +12,7 @@ import pfl.algorithms
 import pfl.method
 from tests.problems import least_squares
 
-FILES = sorted(Path(pfl.algorithms.__file__).parent.glob("[!_]*.py"))
+FILES = sorted(Path(pfl.algorithms.__file__).parent.rglob("[!_]*.py"))
 EVERY_FILE = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 LIBRARIES = {"numpy", "torch"} | sys.stdlib_module_names
 # Parts of a run that have a public counterpart on `FederatedAlgorithm`.

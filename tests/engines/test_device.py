@@ -63,7 +63,7 @@ def in_every_step(few, many):
 # Singular values in every step: cuSOLVER answers to the processor.
 IN_EVERY_STEP = {name: {"pfl/proximal.py"} for name in ("LPGD", "FedSLR, S+LR")}
 # Which clients still learn their weights is decided on the processor.
-IN_EVERY_STEP["FedALA"] = {"pfl/algorithms/fedala.py"}
+IN_EVERY_STEP["FedALA"] = {"pfl/algorithms/mixtures/fedala.py"}
 
 
 @pytest.mark.slow
@@ -110,7 +110,10 @@ RUNS = {
     "tolerance": (mlp, FedPD, {"batch_size": None, "residual_tolerance": 1e-3}, {}),
 }
 # Which clients go on is decided on the processor; an epoch of FedAgg has its rate.
-PER_EPOCH = {"tolerance": {"pfl/algorithms/fedpd.py"}, "fixed point": {"pfl/algorithms/fedagg.py"}}
+PER_EPOCH = {
+    "tolerance": {"pfl/algorithms/papers/fedpd.py"},
+    "fixed point": {"pfl/algorithms/papers/fedagg.py"},
+}
 
 
 @pytest.mark.slow

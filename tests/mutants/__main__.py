@@ -124,7 +124,7 @@ class Session:
         """Returns 2 for a quick test of a file's method, 1 for one of others, too, 0 for others."""
         if any(map(item.get_closest_marker, WITHOUT)):
             return 0
-        if path.parent != METHODS:
+        if METHODS not in path.parents:
             if not names_of(path) & words_of(item.path):
                 return 0
             return 1 + (item.path.parent.name == path.parent.name)
@@ -266,12 +266,12 @@ def found(name: str) -> Path:
     """Returns the file of a method, such as "fedamp", or of a path in the package."""
     if "/" in name:
         return PACKAGE / f"{name.removesuffix('.py')}.py"
-    return METHODS / f"{name}.py"
+    return next(METHODS.rglob(f"{name}.py"), METHODS / f"{name}.py")
 
 
 def label(path: Path) -> str:
     """Returns how the table and `equivalent.yaml` name a file."""
-    if path.parent == METHODS:
+    if METHODS in path.parents:
         return path.stem
     return str(path.relative_to(PACKAGE).with_suffix(""))
 
@@ -280,7 +280,7 @@ def tests_of(files: list[Path], suite: bool) -> list[str]:
     """Returns the test files that name something of these files."""
     names = frozenset().union(*map(names_of, files))
     folders = [ROOT / "tests" / name for name in ("algorithms", "method")]
-    if any(path.parent != METHODS for path in files):
+    if any(METHODS not in path.parents for path in files):
         folders = [ROOT / "tests"]
     tests = sorted({path for folder in folders for path in folder.rglob("test_*.py")})
     return [str(path) for path in tests if suite or names & words_of(path)]
@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of tests for a mutant")
     parser.add_argument("--suite", action="store_true", help="run the suite of all methods, too")
     given = parser.parse_args()
-    names = given.files or [p.stem for p in METHODS.glob("*.py") if p.stem != "__init__"]
+    names = given.files or [p.stem for p in METHODS.rglob("*.py") if p.stem != "__init__"]
     files = [found(name) for name in names]
     session = Session(files, given.jobs, given.most, given.limit, given.suite)
     options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]

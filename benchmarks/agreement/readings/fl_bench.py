@@ -129,7 +129,8 @@ class GivenFloco(Floco):
 
     def _points(self, clients: Clients, like: Tensor) -> Tensor:
         with patch(
-            "pfl.algorithms.floco.generator", lambda *given: np.random.default_rng(given[2:])
+            "pfl.algorithms.mixtures.floco.generator",
+            lambda *given: np.random.default_rng(given[2:]),
         ):
             return super()._points(clients, like)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfl.algorithms import FedAvg, FedExLoRA, FlexLoRA, FLoRA, RoLoRA
-from pfl.algorithms.fedopt import AdaptiveServer
+from pfl.algorithms.averaging.fedopt import AdaptiveServer
 from pfl.method import Clients, Message, PartlyPersonal, masked, replace_values_in
 
 

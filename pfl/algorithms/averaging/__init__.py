@@ -1,0 +1,1 @@
+"""One global model, a mean of what clients send; and its ends: clients alone, pooled samples."""

@@ -1,0 +1,1 @@
+"""Clients with the same model form groups, which the server finds."""

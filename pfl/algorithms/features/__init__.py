@@ -1,0 +1,1 @@
+"""Clients agree on features or on their means by class."""

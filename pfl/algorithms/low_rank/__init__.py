@@ -1,0 +1,1 @@
+"""Methods for networks with low-rank adapters (LoRA)."""

@@ -1,0 +1,1 @@
+"""The methods of the five papers, and FedSLR's ablations LPGD and GPGD."""

@@ -1,0 +1,1 @@
+"""A penalty holds the models of clients to a common one."""

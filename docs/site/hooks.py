@@ -84,7 +84,7 @@ def method_page(name: str) -> str:
         for row in rows:
             if f"`{name}`" in row[0]:
                 cost += [[f"**{key}**", cell] for key, cell in zip(head, row, strict=True)][1:]
-    for project, head, rows in tables("compared-with-other-implementations.md"):
+    for project, head, rows in tables("record/compared-with-other-implementations.md"):
         for row in rows:
             if head[0] == "method" and re.match(rf"{name}\b", row[0]):
                 agreement.append([project, *row])

@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks import published
 from tests.commands import ROOT
 
-PAPERS = ROOT / "docs" / "record"
+RECORD = ROOT / "docs" / "record"
 
 
 def curves(name, value, *keys):

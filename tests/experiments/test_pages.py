@@ -7,14 +7,14 @@ import pytest
 from benchmarks import published
 from pfl.experiments import Reproduction
 from tests.commands import ROOT
-from tests.experiments.pages import PAPERS
+from tests.experiments.pages import RECORD
 from tests.experiments.test_reproduce import ALL, drawn
 
 pytestmark = pytest.mark.cli
 
 # The figures that have a page with results.
 FIGURES = [figure.name for figure in ALL if figure.panels and all(map(drawn, figure.jobs()))]
-PAGES = [PAPERS / f"{paper}.md" for paper in ("fedpd", "fedclup")]
+PAGES = [RECORD / f"{paper}.md" for paper in ("fedpd", "fedclup")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from benchmarks import published
-from tests.experiments.pages import PAPERS, curves
+from tests.experiments.pages import RECORD, curves
 
 pytestmark = pytest.mark.cli
 
 
 def test_the_numbers_of_fedacs_are_those_of_its_data():
-    page = (PAPERS / "fedacs.md").read_text()
+    page = (RECORD / "fedacs.md").read_text()
 
     columns = ("test/personalized/accuracy", "test/global/accuracy", "collaborators")
     keys = ("run", "setting")

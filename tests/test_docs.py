@@ -588,7 +588,7 @@ def test_the_table_of_methods_names_tests_that_exist():
 
 def test_errata_of_the_papers_name_tests_that_exist():
     written = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    for page in (ROOT / "docs" / "papers").glob("*.md"):
+    for page in (ROOT / "docs" / "record").glob("*.md"):
         named = re.findall(r"`(test_\w+)`", page.read_text())
         assert [name for name in named if f"def {name}(" not in written] == [], page.name
 

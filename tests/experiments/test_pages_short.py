@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import papers
+from benchmarks import paper_figures, papers
 from tests.commands import ROOT
 from tests.experiments.pages import RECORD
 
@@ -115,3 +115,18 @@ def test_what_is_said_of_every_seed_of_fedacs():
     assert (scarce > own["(b) 50 samples", "LocalTrain"]).all()
     many = np.array(own["(b) 500 clients", "FedACS"])
     assert (many < own["(b) 500 clients", "LocalTrain"]).all()
+
+
+@pytest.mark.parametrize(
+    "panels, baseline, own",
+    [
+        (paper_figures.fedslr, "LocalTrain", "FedSLR"),
+        (paper_figures.fedacs, "LocalTrain", "FedACS"),
+        (paper_figures.fedagg, "FedAvg", "FedAgg"),
+    ],
+)
+def test_figures_show_every_method_with_as_many_seeds_as_the_baseline(panels, baseline, own):
+    for title, scores in panels().items():
+        assert own in scores and len(scores) >= 8, title
+        for values in scores.values():
+            assert len(values) == len(scores[baseline]) and np.isfinite(values).all()

@@ -20,7 +20,7 @@ Panels = dict[str, dict[str, list[float]]]  # by title and method: accuracies by
 
 def fedslr() -> Panels:
     """Returns the personalized accuracies of Table 1 on three data sets."""
-    panels = {}
+    panels: Panels = {}
     for title, file in (("digits", "digits"), ("MNIST", "mnist"), ("Fashion-MNIST", "fashion")):
         found = last(f"results/fedslr-{file}", PERSONALIZED, "run")
         panels[title] = {}
@@ -57,7 +57,7 @@ def of_setting(own: Lines, common: Lines, *setting: str) -> dict[str, list[float
 
 def fedagg() -> Panels:
     """Returns the accuracies of the linear model with 20 % of the clients."""
-    panels = {}
+    panels: Panels = {}
     keys = ("participation", "setting", "run")
     for title, file in (("MNIST", "linear"), ("Fashion-MNIST", "fashion")):
         own = last(f"results/fedagg-{file}", PERSONALIZED, *keys)

@@ -79,6 +79,7 @@ def test_every_verdict_says_its_evidence(name):
         *((SHORT / f"{name}.md", 1200) for name in NAMES),
         (SHORT / "index.md", 500),
         (OTHER_PAGE, 1200),
+        (ROOT / "docs" / "results.md", 1400),
     ],
     ids=lambda value: getattr(value, "stem", str(value)),
 )

@@ -2,6 +2,7 @@
 
     python -m benchmarks.agreement.run --checkouts DIR            # projects that DIR has
     python -m benchmarks.agreement.run --checkouts DIR PFLlib     # only this one
+    python -m benchmarks.papers                                   # the short page's table, then
 
 DIR has git checkouts of the projects, or their unpacked wheels, each in a folder of the project's
 name. Those that need

@@ -131,3 +131,12 @@ def test_figures_show_every_method_with_as_many_seeds_as_the_baseline(panels, ba
         assert own in scores and len(scores) >= 8, title
         for values in scores.values():
             assert len(values) == len(scores[baseline]) and np.isfinite(values).all()
+
+
+def test_the_records_are_in_the_menu_and_not_in_the_search():
+    menu = (ROOT / "mkdocs.yml").read_text()
+    pages = list((ROOT / "docs" / "record").glob("*.md"))
+    assert len(pages) >= 7
+    for page in pages:
+        assert page.read_text().startswith("---\nsearch:\n  exclude: true\n---\n\n# ")
+        assert f"record/{page.name}" in menu

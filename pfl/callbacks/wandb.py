@@ -152,8 +152,9 @@ def _send_partition(run: wandb.Run, loop: FederatedLoop) -> None:
     run.log_artifact(artifact)
     if loop.datamodule.has_labels:
         from pfl.report.figures import partition_figure
+        from pfl.report.matplotlib_drawer import draw
 
-        figure = partition_figure(loop.datamodule.label_counts())
+        figure = draw(partition_figure(loop.datamodule.label_counts()))
         run.log({"partition": wandb.Image(figure), "round": 0})
 
 

@@ -258,7 +258,7 @@ class FederatedAlgorithm(Method):
 
     def teardown(self, stage: str) -> None:
         """Gives the process back the number of threads that it had, and the engine's memory."""
-        self.threads.close()
+        self.groups.threads.close()
         self.groups.use(ONE_THREAD)
         self.oracle.allocate_replicas(0)
         self.oracle.engine.release()
@@ -371,9 +371,9 @@ class FederatedAlgorithm(Method):
     def client_bytes(self) -> Ledger:
         """Returns every client's bytes over all processes. Every process must call it."""
         if self.trainer.world_size == 1:
-            return self.ledger
+            return self.progress.ledger
         ledger = Ledger(self.run.loop.num_clients)
-        ledger.load_state_dict(*gather(self.ledger.state_dict()))
+        ledger.load_state_dict(*gather(self.progress.ledger.state_dict()))
         return ledger
 
     # ---- what Lightning calls: checkpoints ----------------------------------------------------

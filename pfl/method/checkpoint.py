@@ -143,7 +143,7 @@ def restore_run(module: Method, saved: dict[str, Any], rank: int, world: int) ->
     restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes
         _check_ids(saved["ledger"]["clients"], module.store.num_clients, "federated.ledger.clients")
-        module.ledger.load_state_dict(saved["ledger"])
+        module.progress.ledger.load_state_dict(saved["ledger"])
 
 
 def secret_of(module: Method, saved: dict[str, Any]) -> Secret | None:

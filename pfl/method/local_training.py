@@ -27,7 +27,6 @@ from pfl.engines.local_step import (
 )
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
-from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.groups import ClientGroups
 from pfl.method.log import count_gradients, current_log, logging_to
@@ -131,11 +130,6 @@ class LocalTraining(MovableModule):
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
         self.progress = Progress()
-
-    @property
-    def threads(self) -> ClientThreads:
-        """The threads that train clients at the same time."""
-        return self.groups.threads
 
     @contextmanager
     def in_full_precision(self) -> Iterator[None]:

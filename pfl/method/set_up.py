@@ -275,7 +275,7 @@ def declare_states(method: Method, stages: Sequence[Stage]) -> None:
             always = name in stage.always_kept
             method.states.declare(name, initial, rounded=stage.rounded, always=always)
     if "w" in method.states.messages and method.sends_statistics:
-        method.states.keep("buffers", method.first_buffers)
+        method.states.keep("buffers", lambda: method.global_buffers)
 
 
 def plan_chunks(method: Method, loop: FederatedLoop, probe: Clients) -> None:
@@ -350,7 +350,7 @@ def allocate(
     """
     method.oracle.runner.to(method.device, method.space.vector.dtype)
     on_cpu = method.device.type == "cpu"
-    if method.threads is ONE_THREAD and on_cpu:
+    if method.groups.threads is ONE_THREAD and on_cpu:
         count = method.oracle.allocate_replicas(process_threads)
         method.groups.use(ClientThreads(count))
     if on_cpu and method.space.size < ONE_THREAD_PARAMETERS:

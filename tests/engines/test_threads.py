@@ -105,7 +105,7 @@ def fit(root, make, threads, network, precision=None):
         torch.manual_seed(0)
         data = DigitsDataModule(None, Sizes([90, 80, 70, 60, 50, 40, 30, 20]))
         method = run(make(network()), data, 3, root=root, precision=precision, clients_per_round=5)
-        assert torch.get_num_threads() == threads and method.threads.count == 1
+        assert torch.get_num_threads() == threads and method.groups.threads.count == 1
     finally:
         torch.set_num_threads(1)
     return method

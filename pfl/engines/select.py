@@ -160,4 +160,7 @@ def _fault(
     # A gradient that is not finite cannot be compared.
     if is_equal or not expected.isfinite().all():
         return None
-    return "samples of a batch change each other"
+    return (
+        "its gradient for padded samples is not that of the sequential engine, as samples of a "
+        "batch change each other, or the engine is wrong"
+    )

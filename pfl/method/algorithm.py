@@ -240,7 +240,7 @@ class FederatedAlgorithm(Method):
         before = None
         if self._loaded is not None:
             chosen = self._loaded.get("engine")
-            before = self._loaded.get("ran_with", chosen)
+            before = chosen or self._loaded.get("ran_with")
         self.on_validation_start()
         set_up.choose_engine(self, self.run.loop, self.device, chosen)
         set_up.tell_engine(self.oracle, before)

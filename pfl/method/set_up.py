@@ -339,12 +339,13 @@ def choose_engine(
 
 
 def tell_engine(oracle: Oracle, before: str | None) -> None:
-    """Says in one line that a run goes on with another engine than the one named `before`."""
+    """Warns that a run goes on with another engine than `before`: equal, but not bit for bit."""
     now = oracle.engine.name
     if before not in (None, now) and oracle.requested == "auto":
-        rank_zero_info(
+        rank_zero_warn(
             f"engine: the run began with {before!r} and goes on with {now!r}, which gives the same "
-            f"values to rounding"
+            f"values to rounding",
+            category=UserWarning,
         )
 
 

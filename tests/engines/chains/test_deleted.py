@@ -68,8 +68,8 @@ def test_every_run_goes_on_with_another_engine(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     said = [line for line in (done.stdout + done.stderr).splitlines() if "goes on with" in line]
     assert said == [
-        f"warning: engine: the run began with {chain!r} and goes on with 'vmap', which gives the same "
-        f"values to rounding"
+        f"warning: engine: the run began with {chain!r} and goes on with 'vmap', which gives the "
+        f"same values to rounding"
     ]
     assert ended(runs["without"] / "cnn")[0]["engine"] == "sequential"
     assert ended(runs["without"] / "mlp")[0]["engine"] == "vmap"

@@ -62,6 +62,16 @@ def test_reasons_are_given_in_words():
     assert obstacle(network, (1, 16, 16), "vmap") == one_by_one
 
 
+def test_a_chain_takes_objectives_only_if_its_last_layer_is_the_head():
+    """An objective sees the head's input: the features."""
+    inputs = torch.randn(3, 12)
+    targets = torch.tensor([0, 1, 2])
+    assert make(MLP(12, (7,), 3), inputs, targets, engine="auto").engine.serves_objectives
+    layers = (nn.Linear(12, 8), nn.Linear(8, 3), nn.Tanh())
+    engine = make(nn.Sequential(*layers), inputs, targets, engine="auto").engine
+    assert engine.name == COMPILED and not engine.serves_objectives
+
+
 def test_scores_of_a_chain_are_pytorchs_and_of_equal_outputs_the_first_counts():
     targets, network = torch.arange(50) % 3, MLP(4, (5,), 3)
     engine = make(network, torch.randn(50, 4), targets, engine="auto", num_classes=3).engine

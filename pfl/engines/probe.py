@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl._private import version_of
 from pfl.engines.batch import Batch, default_loss
-from pfl.engines.chain import Chain
+from pfl.engines.common_layers import layers_in_turn
 from pfl.engines.dropout import has_dropout, key_dropout
 from pfl.engines.runner import ModelRunner, Transform, name_of
 from pfl.engines.sequential import SequentialEngine
@@ -41,7 +41,7 @@ def probe(
     _refuse_max_norm(network)
     network.train()  # a network's own `train` may keep some layers in evaluation mode
     has_keys = has_dropout(network) and (
-        Chain.of(network, runner.space, batch.inputs[0]) is not None
+        layers_in_turn(network, runner.space, batch.inputs[0]) is not None
     )
     if has_keys:
         transform = partial(_transform_and_key, transform)

@@ -236,11 +236,14 @@ class FederatedAlgorithm(Method):
 
     def on_fit_start(self) -> None:
         """Takes the states over from the checkpoint, and on a GPU chooses the fastest engine."""
-        engine = None
+        chosen = None
+        before = None
         if self._loaded is not None:
-            engine = self._loaded.get("engine")
+            chosen = self._loaded.get("engine")
+            before = chosen or self._loaded.get("ran_with")
         self.on_validation_start()
-        set_up.choose_engine(self, self.run.loop, self.device, engine)
+        set_up.choose_engine(self, self.run.loop, self.device, chosen)
+        set_up.tell_engine(self.oracle, before)
 
     def on_validation_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""

@@ -41,6 +41,7 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
         saved["body"] = module.body_digest
     if module.oracle.chosen is not None:
         saved["engine"] = module.oracle.chosen
+    saved["ran_with"] = module.oracle.engine.name
     saved |= module.progress.state_dict()
     saved["clients"] = client_states(module.store)
     saved["ledger"] = ledger.state_dict()

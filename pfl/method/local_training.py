@@ -61,7 +61,7 @@ class LocalTraining(MovableModule):
             mean squared error for floating ones.
         engine: How the network is run: "auto", the fastest engine that works; "sequential", one
             client after another; "vmap", all at once; "debug", slowly, with client, round, epoch
-            and step in every error.
+            and step in every error; or the path of a class that derives from `pfl.engines.Engine`.
         trainable: What of the network is trained: an adapter (a class below, or "lora", "delta",
             "adapter", "prompt"), "head", "bias", "norm" or "all". The rest is frozen: it exists
             once, and is neither sent nor in checkpoints. null: what the network has not frozen.

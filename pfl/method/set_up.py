@@ -18,6 +18,7 @@ from pfl.distributed.collectives import gather
 from pfl.engines.batch import StepBlock
 from pfl.engines.graph import records
 from pfl.engines.memory import clients_that_fit
+from pfl.engines.oracle import Oracle
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
@@ -335,6 +336,17 @@ def choose_engine(
     first = gather(method.oracle.engine.name)[0]
     if first != method.oracle.engine.name:
         method.oracle.choose_fastest(block, first)
+
+
+def tell_engine(oracle: Oracle, before: str | None) -> None:
+    """Warns that a run goes on with another engine than `before`: equal, but not bit for bit."""
+    now = oracle.engine.name
+    if before not in (None, now) and oracle.requested == "auto":
+        rank_zero_warn(
+            f"engine: the run began with {before!r} and goes on with {now!r}, which gives the same "
+            f"values to rounding",
+            category=UserWarning,
+        )
 
 
 def allocate(

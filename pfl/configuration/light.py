@@ -73,7 +73,7 @@ def notes_file() -> Path:
 def read_notes() -> dict[str, Any]:
     """Returns the notes; empty ones if there are none that can be read."""
     try:
-        notes = json.loads(notes_file().read_text())
+        notes = json.loads(notes_file().read_text(encoding="utf-8"))
     except NO_NOTES:
         notes = {}
     return {"runs": {}, "classes": {}, "types": {}, "names": {}, "help": {}, **notes}

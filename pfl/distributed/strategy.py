@@ -28,6 +28,7 @@ from pfl.distributed import collectives
 from pfl.distributed.launch import ENDING, EndedBySignal, Launcher
 from pfl.distributed.orphan import is_child
 from pfl.errors import ConfigError
+from pfl.machine import refuse_windows
 
 Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
 Devices: TypeAlias = list[int] | str | int
@@ -94,6 +95,9 @@ class ClientParallelStrategy(DDPStrategy):
 
     @cached_property
     def launcher(self) -> Any:
+        processes = self.num_processes * self.num_nodes
+        if processes > 1:
+            refuse_windows(f"trainer.devices: {processes} processes")
         if not self._runs_scripts:
             return super().launcher
         assert self.cluster_environment is not None

@@ -59,7 +59,7 @@ class Dirichlet(CountsByClass):
         max_retries: The number of draws after which an unreached `min_size` is an error.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=Dirichlet(alpha=0.1))
         >>> data.label_counts().shape
         (5, 10)
@@ -164,7 +164,7 @@ class ClassesPerClient(CountsByClass):
     Used, in variants, by NIID-Bench (`#C=k`) and PFLlib (`pat`).
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=ClassesPerClient(2))
         >>> (data.label_counts() > 0).sum(1)
         array([2, 2, 2, 2, 2])
@@ -220,7 +220,7 @@ class Shards(Partitioner):
     shard that is no longer than the rarest class contains at most two.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=Shards(shards_per_client=2))
         >>> bool(((data.label_counts() > 0).sum(1) <= 4).all())
         True

@@ -36,7 +36,7 @@ class FedBuff(Buffered):
         the weights sum to less than 1.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> FedBuff(MLP(64, (8,)), buffer_size=5, lr=0.05).buffer_size
         5
     """

@@ -45,7 +45,7 @@ class PerFedAvg(FederatedAlgorithm):
         local steps are those of FedAvg, so that an epoch costs 2 or 4 times as many gradients.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = PerFedAvg(MLP(64, (8,)), alpha=0.01, lr=0.001, variant="HF")
         >>> method.client_state_names
         []

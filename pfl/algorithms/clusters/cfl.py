@@ -54,7 +54,7 @@ class CFL(FederatedAlgorithm):
         round of the split, was not checked.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = CFL(MLP(64, (8,)), most_clusters=4)
         >>> method.models.shape  # 4 models of 610 values
         torch.Size([4, 610])

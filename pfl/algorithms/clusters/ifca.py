@@ -47,7 +47,7 @@ class IFCA(FederatedAlgorithm):
         layers that the two share there (Section 6.3) are not shared here.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = IFCA(MLP(64, (8,)), clusters=3)
         >>> method.models.shape  # 3 models of 610 values
         torch.Size([3, 610])

@@ -60,7 +60,7 @@ class FedGH(FederatedAlgorithm):
         whose local steps then move it.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedGH(MLP(64, (8,)), server_lr=0.1)
         >>> method.download().nbytes // 4  # the head, 8 * 10 + 10
         90

@@ -60,7 +60,7 @@ class FedALA(FederatedAlgorithm):
         `weight_decay` does not enter the gradient of W_i.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedALA(MLP(64, (8,)), adaptive="head", share=0.8)
         >>> method.client_state_names
         ['own', 'weights', 'learned']

@@ -66,7 +66,7 @@ class FedCLUP(FederatedAlgorithm):
         over the participants, as here, weighted by samples (`weighting: samples`).
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedCLUP(MLP(64, (8,)), penalty=0.5)
         >>> method.personalization_penalty
         0.5

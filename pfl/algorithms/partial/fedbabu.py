@@ -47,7 +47,7 @@ class FedBABU(FederatedAlgorithm):
         (`trainer.check_val_every_n_epoch`).
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedBABU(MLP(64, (8,)), finetune_epochs=5)
         >>> method.download().nbytes // 4  # the body, 64 * 8 + 8
         520

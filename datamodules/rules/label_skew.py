@@ -56,7 +56,8 @@ class Dirichlet(CountsByClass):
             proportion to their shares, and classes are assigned in random order.
         size_cap: With `over="clients"`: whether a client that holds N/M samples gets none of the
             following classes.
-        max_retries: The number of draws after which an unreached `min_size` is an error.
+        max_retries: The number of draws after which an unreached `min_size` is an error; a small
+            `alpha` may need more.
 
     Example:
         >>> from pfl.datamodules import DigitsDataModule

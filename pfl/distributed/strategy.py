@@ -47,9 +47,11 @@ class ClientParallelStrategy(DDPStrategy):
         processes_per_device: Number of processes that share a device; more than one if a process
             does not fill a GPU. They communicate by gloo through the host's memory, since NCCL
             refuses two processes on one GPU.
-        process_group_backend: As in Lightning's `DDPStrategy`.
+        process_group_backend: As in Lightning's `DDPStrategy`; "gloo" where NCCL does not reach
+            the GPUs of other machines.
         timeout: The longest time a process waits for another.
-        start_method: As in Lightning; "popen" starts the script once more for each process.
+        start_method: As in Lightning; "popen" starts the script once more for each process, and a
+            notebook, which is no script, needs "fork".
         kwargs: All other arguments of Lightning's `DDPStrategy`.
 
     Raises:

@@ -29,7 +29,8 @@ class IFCA(FederatedAlgorithm):
         clusters: k.
         perturbation: How the k models begin. The first one is the network's own. The others are,
             null: the network's values, each parameter's in a random order, which is a new random
-            initialisation; a number σ: the network's values + σ N(0, 1).
+            initialisation; a number σ: the network's values + σ N(0, 1), which networks
+            need whose values are all alike, such as a logistic regression that begins at 0.
         weighting: The clients' weights in the mean of their cluster. "uniform": as in the paper.
 
     Attributes:

@@ -39,7 +39,8 @@ class FedBABU(FederatedAlgorithm):
         head: The part that does not move; see `PartlyPersonal` for its values.
         finetune_epochs: Epochs of fine-tuning before each evaluation, with the local rate of the
             coming round, the same batch size and the same optimizer as in training.
-        finetune_part: What fine-tuning moves: the "body", the "head" or all ("full").
+        finetune_part: What fine-tuning moves: the "body", the "head" or all ("full"), which the
+            paper compares.
 
     Note:
         The paper fine-tunes once, after the last round. Here every evaluation fine-tunes, and

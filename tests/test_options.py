@@ -1,4 +1,4 @@
-"""Every option has a user: a configuration, page, benchmark or example that names it, or a reason."""
+"""Every option has a user: a configuration, page, benchmark or example names it, or a reason."""
 
 import inspect
 import re

@@ -110,6 +110,7 @@ class Trainer(RunTrainer):
         enable_model_summary: bool = False,
         num_sanity_val_steps: int = 0,
         log_every_n_steps: int = 1,
+        use_distributed_sampler: bool = False,
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -180,7 +181,7 @@ class Trainer(RunTrainer):
                 enable_model_summary=enable_model_summary,
                 num_sanity_val_steps=num_sanity_val_steps,
                 log_every_n_steps=log_every_n_steps,
-                use_distributed_sampler=False,
+                use_distributed_sampler=use_distributed_sampler,
                 inference_mode=inference_mode,
                 **kwargs,
             )

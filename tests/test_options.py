@@ -40,6 +40,7 @@ REASONS = {
     "ClientParallelStrategy.start_method": "notebooks, for which `auto` gives fork",
     "Trainer.num_sanity_val_steps": "an evaluation before a first round of hours",
     "Trainer.plugins": "clusters and precisions that Lightning has as plugins",
+    "Trainer.use_distributed_sampler": "Lightning's, with another default, which its CLI shows",
 }
 PACKAGES = (
     pfl,

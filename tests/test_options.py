@@ -34,7 +34,7 @@ REASONS = {
     "HeurFedAMP.own_weight": "the paper's ξ_ii, which it tunes",
     "HeterogeneousLogistic.test_samples": "accuracies beside the distance to the optimum",
     "HuggingFaceDataModule.revision": "a run that is to be repeated after the hub's data change",
-    "HuggingFaceDataModule.test_split": "data sets whose split is called otherwise, or that have none",
+    "HuggingFaceDataModule.test_split": "data sets whose split is called otherwise",
     "HuggingFaceDataModule.train_split": "data sets whose split is called otherwise",
     "HuggingFaceDataModule.image_mode": "gray and coloured images together; the refusal names it",
     "IFCA.perturbation": "a network whose values are all alike; the refusal names it",

@@ -101,7 +101,7 @@ def test_models_and_datamodules_import_no_other_package_of_ours(package):
         (module, source)
         for module, tree in sources(package).items()
         for source, _ in imports(tree)
-        if source.partition(".")[0] in set(PACKAGES) - {package} and source != "pfl._path"
+        if source.partition(".")[0] in set(PACKAGES) - {package} and source != "pfl._short_names"
     }
     assert used == set()
 
@@ -110,8 +110,8 @@ def test_models_and_datamodules_import_no_other_package_of_ours(package):
 def test_our_modules_do_not_use_the_short_names(package):
     """A user's project may have `models` and `datamodules` of its own."""
     short = re.compile(r"^\s*(?:from|import) (?:models|datamodules)\b", re.M)
-    paths = (ROOT / package).rglob("*.py*")
-    assert [p for p in paths if p.suffix != ".pyc" and short.search(p.read_text())] == []
+    paths = (ROOT / package).rglob("*.py")
+    assert [path for path in paths if short.search(path.read_text())] == []
 
 
 # ---- the map of modules -------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def changes_of(
     if cache is not None:
         file = cache / f"{_fingerprint(paths, size, colour)}.json"
         if file.is_file():
-            return json.loads(file.read_text())
+            return json.loads(file.read_text(encoding="utf-8"))
     counts: Counter[str] = Counter()
     for path in paths:
         counts.update(_changes_of_one(path, size, colour))

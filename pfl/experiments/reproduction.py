@@ -102,7 +102,7 @@ class Reproduction(Comparison):
         remarks = ""
         path = Path(str(self.source))
         while True:
-            lines = path.read_text().splitlines()
+            lines = path.read_text(encoding="utf-8").splitlines()
             comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
             remarks += "".join(f"{line[1:].strip()}\n" for line in comment) + "\n"
             base = (files.read(path) or {}).get("base")

@@ -66,7 +66,7 @@ class FederatedAlgorithm(Method):
     Example:
         FedAvg whose clients stop after two steps, whatever the arguments say:
 
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> class TwoSteps(FederatedAlgorithm):
         ...     def client_update(self, clients, w):
         ...         v = w.repeat(len(clients), 1)

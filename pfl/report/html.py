@@ -52,7 +52,7 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
             parts.append(_part(index, run, of_run, seen) | {"is_open": len(runs) <= MOST_OPEN})
     notes = " ".join(comparison.notes()[2:])
     scores = bool(models_of(comparison.columns, comparison.number))
-    return template((Path(__file__).parent / "page.html").read_text()).render(
+    return template((Path(__file__).parent / "page.html").read_text(encoding="utf-8")).render(
         title=title,
         plotly=Markup(plotly.get_plotlyjs()),
         version=version,

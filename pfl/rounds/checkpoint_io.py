@@ -100,7 +100,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
 
 def write_key(path: Path, secret: bytes) -> None:
     """Writes a key, which only the owner of the file may read."""
-    if path.is_file() and path.read_text().strip() == secret.hex():
+    if path.is_file() and path.read_text(encoding="utf-8").strip() == secret.hex():
         return
     with new_file(path) as part:
         part.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def read_key(path: Path, option: str = "ckpt_path") -> bytes:
         ConfigError: The file has something else.
     """
     try:
-        secret = bytes.fromhex(path.read_text().strip())
+        secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
     except ValueError:
         secret = b""
     if len(secret) != KEY_BYTES:

@@ -10,7 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.method import Buffered, Clients, Message, Network, require
+from pfl.method import (
+    Buffered,
+    Clients,
+    Count,
+    Message,
+    Network,
+    NonNegative,
+)
 
 
 class FedBuff(Buffered):
@@ -45,13 +52,11 @@ class FedBuff(Buffered):
         self,
         network: Network,
         *,
-        buffer_size: int = 10,
-        staleness_exponent: float = 0.5,
+        buffer_size: Count = 10,
+        staleness_exponent: NonNegative = 0.5,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, buffer_size=buffer_size, **kwargs)
-        expected = "at least 0"
-        require("staleness_exponent", staleness_exponent, staleness_exponent >= 0, expected)
         self.staleness_exponent = staleness_exponent
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:

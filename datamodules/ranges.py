@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from typing_extensions import Self
 
@@ -99,12 +99,15 @@ class Range:
             if self._is_number(value) and number >= 2**63 and self.most is None:
                 words += " and below 2**63"
             return words
+        open_ended = self.most is None and self.below is None
+        infinite = self._is_number(value) and open_ended and not math.isfinite(number)
+        if beside and infinite:
+            return self._noun("finite number")
         if beside or not self._is_number(value):
             return self._noun("number")
-        words = repr(self)
-        if not math.isfinite(number) and self.most is None and self.below is None:
-            words = f"{words} and finite"
-        return words
+        if infinite:
+            return f"{self} and finite"
+        return repr(self)
 
     def _noun(self, noun: str) -> str:
         """Returns the words with what they are said of, as in "a positive number"."""
@@ -124,6 +127,7 @@ class Range:
         return isinstance(value, kind) and not isinstance(value, bool)
 
 
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = (int, float, types.NoneType, inspect.Parameter.empty)
 
 NonNegative = Annotated[float, Range(least=0)]
@@ -135,6 +139,13 @@ ProperShare = Annotated[float, Range(above=0, below=1)]
 Count = Annotated[int, Range(least=1, whole=True)]
 CountOrZero = Annotated[int, Range(least=0, whole=True)]
 TwoOrMore = Annotated[int, Range(least=2, whole=True)]
+
+
+def as_int(value: int | None) -> int | None:
+    """Returns a whole number, such as one of NumPy, as an `int`; None stays None."""
+    if value is None:
+        return None
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -165,10 +176,10 @@ class Limit:
 
     def expected(self, value: object) -> str:
         """Returns the words that continue "it must be", for a value that is refused."""
-        beside = bool(self.choices)
-        words = [one.expected(value, beside) for one in self.ranges]
-        words += [str(choice) for choice in self.choices]
-        text = " or ".join(words)
+        names = [str(choice) for choice in self.choices]
+        if len(names) > 3:
+            names = [f"one of {', '.join(names)}"]
+        text = " or ".join([*(one.expected(value, bool(names)) for one in self.ranges), *names])
         if self.null:
             text += ", or null"
         return text
@@ -258,6 +269,9 @@ class Checked:
         Penalty.weight: -1; it must be at least 0
     """
 
+    argument_group: ClassVar[str] = ""
+    """What stands before an argument's name in messages; empty: the name of the class."""
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_arguments(cls, cls.argument_key, args, kwargs)
         return super().__new__(cls)
@@ -265,22 +279,30 @@ class Checked:
     @classmethod
     def argument_key(cls, name: str) -> str:
         """Returns what messages call an argument: `Dirichlet.alpha`."""
-        return f"{cls.__name__}.{name}"
+        return f"{cls.argument_group or cls.__name__}.{name}"
 
 
 @cache
 def _constructors(cls: type) -> list[tuple[dict[str, inspect.Parameter], dict[str, Any]]]:
-    """Returns the arguments of each constructor that a class runs, and its module's names."""
+    """Returns the arguments of each constructor of a class and its bases, and its module's names.
+
+    Without the arguments that a call of the class cannot give.
+    """
     found = []
+    passes_on = True  # whether `**kwargs` takes arguments that have not been named so far
+    accepted: set[str] = set()
     for base in cls.__mro__:
         constructor = vars(base).get("__init__")
         if not inspect.isfunction(constructor):
             continue
         parameters = dict(inspect.signature(constructor).parameters)
         del parameters[next(iter(parameters))]  # self
-        found.append((parameters, inspect.unwrap(constructor).__globals__))
-        if all(one.kind is not one.VAR_KEYWORD for one in parameters.values()):
-            break
+        named = {name: one for name, one in parameters.items() if one.kind not in _VARIABLE}
+        if passes_on:
+            accepted |= named.keys()
+        named = {name: one for name, one in named.items() if name in accepted}
+        found.append((named, inspect.unwrap(constructor).__globals__))
+        passes_on &= any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return found
 
 

@@ -75,6 +75,8 @@ class LocalTraining(Checked, MovableModule):
         progress: What the run has done so far.
     """
 
+    argument_group = "model"
+
     def __init__(
         self,
         network: Network,
@@ -124,10 +126,6 @@ class LocalTraining(Checked, MovableModule):
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
         self.progress = Progress()
-
-    @classmethod
-    def argument_key(cls, name: str) -> str:
-        return f"model.{name}"
 
     @property
     def threads(self) -> ClientThreads:

@@ -92,7 +92,8 @@ def read_space(where: str, content: Any) -> Space:
 def check_space(job: Job, space: Space) -> None:
     """Refuses values to try that are outside of the range of a method's argument."""
     path = job.config["model"]["class_path"]
-    known = limits(getattr(algorithms, path, None) or pydoc.locate(path) or object)
+    method: Any = getattr(algorithms, path, None) or pydoc.locate(path)
+    known = limits(method)
     for key, values in space.items():
         group, _, rest = key.partition(".")
         limit = known.get(rest.removeprefix("init_args."))

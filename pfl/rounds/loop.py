@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import require_value
-from pfl.datamodules.ranges import Checked, Count, CountOrZero, Positive, ProperShare, Range
+from pfl.datamodules.ranges import Checked, Count, CountOrZero, NonNegative, Positive, ProperShare
 from pfl.errors import ConfigError
 from pfl.machine import runs_here, runs_on_card
 from pfl.randomness import DrawKey, Secret, Seeded
@@ -126,7 +126,7 @@ class FederatedLoop(Checked, LightningDataModule):
         attackers: Attackers | None = None,
         stages: Sequence[Stage] = (),
         clients_at_once: Count | None = None,
-        state_memory: Annotated[float, Range(least=0, below=2**63)] | None = None,
+        state_memory: NonNegative | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         evaluate: Sequence[Split] = ("val", "test"),
         finetune: int | Sequence[int] | None = None,
@@ -182,6 +182,8 @@ class FederatedLoop(Checked, LightningDataModule):
         self.plan(clients_at_once or sys.maxsize, stateful=True, cost=np.asarray)
         self._data: ClientData | None = None
         self._store: ClientStore | None = None  # of the run, once it has begun
+        holds = state_memory is None or state_memory < 2**63
+        require_value("loop.state_memory", state_memory, holds, "below 2**63 (GiB)")
         unknown = sorted(set(self.evaluate) - {"val", "test"})
         require_value("loop.evaluate", unknown, not unknown, "val, test or both")
 

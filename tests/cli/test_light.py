@@ -42,7 +42,7 @@ def built(words):
     """The line of the command that builds method, data and loop, if any."""
     try:
         CheckCLI(words)
-    except ConfigError as error:
+    except ValueError as error:  # the parser wraps a ConfigError
         return explain(error)
     return None
 

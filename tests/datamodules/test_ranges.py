@@ -4,7 +4,7 @@ import copy
 import math
 import pickle
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
@@ -111,18 +111,18 @@ class Base(Checked):
 
 
 class Middle(Base):
-    def __init__(self, first: NonNegative, **kwargs: object):
+    def __init__(self, first: NonNegative, **kwargs: Any):
         super().__init__(**kwargs)
         self.first = first
 
 
 class Faster(Middle):
-    def __init__(self, first: NonNegative = 1.0, *, rate: float = 0.5, **kwargs: object):
+    def __init__(self, first: NonNegative = 1.0, *, rate: float = 0.5, **kwargs: Any):
         super().__init__(first, rate=rate, **kwargs)
 
 
 class Wider(Middle):
-    def __init__(self, first: Annotated[float, Range(least=-1)] = 0.0, **kwargs: object):
+    def __init__(self, first: Annotated[float, Range(least=-1)] = 0.0, **kwargs: Any):
         super().__init__(abs(first), **kwargs)
 
 
@@ -141,6 +141,7 @@ class Settings(Checked):
     kind: Literal["a", "b"] = "a"
 
 
+OTHER: Any = "c"
 REFUSED = [
     (lambda: Middle(-1), "base.first: -1; it must be at least 0"),
     (lambda: Middle(first=-1), "base.first: -1"),
@@ -149,7 +150,7 @@ REFUSED = [
     (lambda: Faster(rate=-1), "base.rate: -1; it must be positive"),  # another default alone
     (lambda: Wider(-2), "base.first: -2; it must be at least -1"),
     (lambda: Settings(0), "Settings.rate: 0; it must be positive"),
-    (lambda: Settings(1, kind="c"), "Settings.kind: 'c'; it must be a or b"),
+    (lambda: Settings(1, kind=OTHER), "Settings.kind: 'c'; it must be a or b"),
     (lambda: replace(Settings(1), share=2), "Settings.share: 2; it must be from 0 to 1"),
 ]
 
@@ -184,7 +185,7 @@ def test_copies_are_made_without_arguments(made):
 
 def test_an_annotation_that_only_type_checkers_can_read_is_left_alone():
     class Odd(Checked):
-        def __init__(self, rate: Positive, other: "Unknown"):  # noqa: F821
+        def __init__(self, rate: Positive, other: "Unknown"):  # type: ignore[name-defined]  # noqa: F821
             self.rate = rate
 
     Odd(1.0, object())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
+from pfl.clients.rates import RateSchedule, step_rate
 from pfl.datamodules.errors import check_optional, check_whole
 from pfl.engines.base import EngineName
 from pfl.engines.batch import Batch, StepBlock, default_loss
@@ -23,13 +24,15 @@ from pfl.engines.local_step import (
     OptimizerFactory,
     Step,
     check_elementwise,
+    clipped,
     step_of,
 )
-from pfl.engines.objective import Objective, ObjectiveLoss
+from pfl.engines.objective import BatchSamples, Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.groups import ClientGroups
+from pfl.method.labels import label_counts
 from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
 from pfl.models.adapters import Trainable, train_only
@@ -49,6 +52,15 @@ class LocalTraining(MovableModule):
         network: The architecture with its initial values.
         lr: Local learning rate η.
         lr_decay: Factor on `lr` after every round.
+        schedule: One schedule of the rate, or several whose factors are multiplied, by round or by
+            local step: `Cosine`, `WarmUp`, `Decay` (docs/participation.md).
+        clip: The largest norm of a client's mini-batch gradient in a local step; longer ones are
+            scaled to it. null: any norm. The gradient is that of the loss alone, without weight
+            decay and a method's own terms.
+        class_weights: "client": a client's loss has weights n / (K n_k) for a sample of a class of
+            which the client has n_k of its n training samples, and K classes, so that its classes
+            count alike. null: none; the same weights for all clients are those of the `loss`
+            `WeightedCrossEntropy`.
         weight_decay: A factor; weight_decay * w is added to local gradients.
         local_epochs: Passes of a client over its own data in a round.
         local_steps: A number of local steps that replaces `local_epochs`; null: none does.
@@ -81,6 +93,9 @@ class LocalTraining(MovableModule):
         *,
         lr: float = 0.1,
         lr_decay: float = 1.0,
+        schedule: RateSchedule | list[RateSchedule] | None = None,
+        clip: float | None = None,
+        class_weights: Literal["client"] | None = None,
         weight_decay: float = 0.0,
         local_epochs: int = 1,
         local_steps: int | None = None,
@@ -97,6 +112,8 @@ class LocalTraining(MovableModule):
         require_one_of("buffers", buffers, "average", "local")
         require("lr", lr, 0 < lr < 1e38, "positive and below 1e38")
         require("lr_decay", lr_decay, 0 < lr_decay <= 1, "above 0 and at most 1")
+        require("clip", clip, clip is None or clip > 0, "positive, or null")
+        require("class_weights", class_weights, class_weights in (None, "client"), "client or null")
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
         check_whole("model.local_epochs", local_epochs)
         check_optional("model.local_steps", local_steps)
@@ -116,6 +133,14 @@ class LocalTraining(MovableModule):
         self.buffer_policy = buffers
         self.lr = lr
         self.lr_decay = lr_decay
+        self.schedules: list[RateSchedule] = []
+        if isinstance(schedule, RateSchedule):
+            self.schedules = [schedule]
+        elif schedule is not None:
+            self.schedules = list(schedule)
+        self.clip = clip
+        self.class_weights = class_weights
+        self.weighted_classes = 0  # their number, once the data are known
         self.weight_decay = weight_decay
         self.local_epochs = local_epochs
         self.local_steps = local_steps
@@ -177,7 +202,35 @@ class LocalTraining(MovableModule):
 
     def learning_rate(self, round_index: int) -> float:
         """Returns the local learning rate of a round (from 0)."""
-        return self.lr * self.lr_decay**round_index
+        rate = self.lr * self.lr_decay**round_index
+        for schedule in self.schedules:
+            rate *= schedule.of_round(round_index)
+        return rate
+
+    def rate_of(self, clients: Clients) -> float:
+        """Returns the local learning rate of clients that train together, in their round."""
+        return self.learning_rate(clients.round) * clients.rate
+
+    @property
+    def step_aids(self) -> dict[str, Any]:
+        """What was given of the arguments that `local_sgd` alone knows, by name."""
+        aids: dict[str, Any] = {}
+        if self.clip is not None:
+            aids["clip"] = self.clip
+        if any(schedule.by_step for schedule in self.schedules):
+            aids["schedule"] = "a schedule by local step"
+        if self.class_weights is not None:
+            aids["class_weights"] = self.class_weights
+        return aids
+
+    def require_no_aids(self) -> None:
+        """Refuses the arguments of `step_aids`, for methods whose local steps are others."""
+        for key, value in self.step_aids.items():
+            name = type(self).__name__
+            raise ConfigError(
+                f"model.{key}: {value}; {name} has local steps of its own, which do not know it; "
+                f"leave it out"
+            )
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns how many sample gradients a round takes of clients of these sizes, [C]."""
@@ -251,6 +304,10 @@ class LocalTraining(MovableModule):
         """
         v = start.expand(len(clients), self.space.size).clone()
         lr = self.learning_rate(clients.round) if lr is None else lr
+        lr *= clients.rate
+        if self.class_weights is not None:
+            objective = self._with_class_weights(clients, objective)
+        by_step = [one for one in self.schedules if one.by_step]
         schedule = replace(self.local_schedule, purpose=name)
         if epochs is not None or steps is not None:
             schedule = replace(schedule, epochs=epochs or 1, steps=steps)
@@ -263,21 +320,27 @@ class LocalTraining(MovableModule):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
         known = step_of(optimizer, v, lr, self.weight_decay + prox_weight, drift)
-        if prox is None and known is not None:
+        if prox is None and known is not None and self.clip is None and not by_step:
             step = known._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name, objective)
             return v
         own = self.local_optimizer(v, lr, part)
-        for batch in clients.batches(schedule):
+        rate = lr
+        for number, batch in enumerate(clients.batches(schedule)):
             at = v if offset is None else v + offset
             loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
+            if self.clip is not None:
+                g = clipped(g, self.clip, part)
+            if by_step:
+                rate = step_rate(lr, by_step, number)
+                own.set_rate(rate)
             if prox_weight or linear is not None:
                 g = g + prox_weight * v - drift
             own.step(g, batch.clients)
             rows = moved = v[: batch.clients]
             if l1 > 0:
-                moved = soft_threshold(moved, lr * l1)
-            moved = prox(moved, lr) if prox else moved
+                moved = soft_threshold(moved, rate * l1)
+            moved = prox(moved, rate) if prox else moved
             if moved is not rows:
                 rows.copy_(moved if part is None else torch.where(part, moved, rows))
             if mask is not None:
@@ -285,6 +348,30 @@ class LocalTraining(MovableModule):
                 rows.copy_(masked if part is None else torch.where(part, masked, rows))
             self.log_loss(name, loss, batch.counts)
         return v
+
+    def _with_class_weights(
+        self, clients: Clients, objective: Objective | ObjectiveLoss | None
+    ) -> Objective:
+        """Returns the loss in which the classes of each client count alike."""
+        if objective is not None:
+            raise ConfigError(
+                f"model.class_weights: {self.class_weights}; {type(self).__name__} has a loss of "
+                f"its own, which does not know them; leave it out"
+            )
+        return Objective(self._weighted_losses, {"weights": self._class_weights_of(clients)})
+
+    def _class_weights_of(self, clients: Clients) -> Tensor:
+        """Returns n / (K n_k) for each client and class k, [C, classes]; 0 where n_k is 0."""
+        counts = label_counts(clients, self.weighted_classes, self.space.vector.detach())
+        total = counts.sum(1, keepdim=True)
+        present = (counts > 0).sum(1, keepdim=True)
+        return torch.where(counts > 0, total / (present * counts), 0.0)
+
+    def _weighted_losses(
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the loss of each of a client's samples times the weight of its class, [n]."""
+        return own["weights"][samples.targets] * self.oracle.losses(outputs, samples.targets)
 
     def local_optimizer(self, v: Tensor, lr: float, part: Tensor | None = None) -> LocalOptimizer:
         """Returns the user's `optimizer`, or plain SGD, of C clients' values v, [C, K].

@@ -125,6 +125,37 @@ def inspect_network(
     return probe
 
 
+def classes_to_weigh(method: Method) -> int:
+    """Returns the number of classes, for `class_weights`.
+
+    Raises:
+        ConfigError: The samples have no classes, or several labels each.
+    """
+    classes = method.problem_constant("num_classes")
+    if classes is None or not method.problem_constant("has_labels"):
+        raise ConfigError(
+            f"model.class_weights: {method.class_weights}; it needs one class per sample, but the "
+            f"targets are values, or several labels per sample; leave it out"
+        )
+    return int(classes)
+
+
+def check_by_client(method: Method, loop: FederatedLoop) -> None:
+    """Refuses what `loop.by_client` says of clients, where the method cannot follow it.
+
+    Raises:
+        ConfigError: The method trains no clients, or sets their rates itself.
+    """
+    who = loop.participation
+    if not who.by_client:
+        return
+    name = type(method).__name__
+    if method.pooled:
+        raise ConfigError(f"loop.by_client: {name} trains no single clients; leave it out")
+    if not method.takes_client_rates and (who.rates(who.population) != 1).any():
+        raise ConfigError(f"loop.by_client: {name} sets the rates of clients; leave rate out")
+
+
 def make_private(method: Method, loop: FederatedLoop) -> None:
     """Gives the gradients of a method sample-level privacy, if the loop asks for it.
 

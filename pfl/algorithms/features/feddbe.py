@@ -75,6 +75,7 @@ class FedDBE(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("momentum", momentum, 0 < momentum <= 1, "in (0, 1]")
+        self.require_no_aids()
         self.penalty = penalty
         self.momentum = momentum
         self.width = linear_head(self).in_features
@@ -101,7 +102,7 @@ class FedDBE(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         known = clients.received["mean"][0]
         common = clients.received["mean"][1:]
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         strength = known * self.penalty / self.width
         v = w.repeat(len(clients), 1)
         m = clients.state["memory"].clone()

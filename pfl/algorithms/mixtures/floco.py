@@ -93,6 +93,7 @@ class Floco(FederatedAlgorithm):
         require("endpoints", endpoints, endpoints >= 1, "at least 1")
         require("projection_round", projection_round, projection_round >= 1, "at least 1")
         require("radius", radius, radius >= 0, "at least 0")
+        self.require_no_aids()
         self.count = endpoints
         self.projection_round = projection_round
         self.radius = radius
@@ -141,7 +142,7 @@ class Floco(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains u_i and θ_i,k at random points of the client's region."""
         part = self.personal_part.nonzero()[:, 0]
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         received = clients.received["endpoints"]
         v = w.repeat(len(clients), 1)
         heads = received.repeat(len(clients), 1)

@@ -78,6 +78,7 @@ class FedAgg(FederatedAlgorithm):
     """
 
     tables = ("rates",)
+    takes_client_rates = False
     gradients: Tensor
     path: Tensor
     measured: Tensor
@@ -102,6 +103,7 @@ class FedAgg(FederatedAlgorithm):
         require("tolerance", tolerance, tolerance > 0, "positive")
         require_one_of("mean_field", mean_field, "damped", "fixed_point")
         require_one_of("dynamics", dynamics, "own", "aggregated")
+        self.require_no_aids()
         for key in ("local_steps", "optimizer"):
             if kwargs.get(key) is not None:
                 raise ConfigError(

@@ -115,6 +115,11 @@ class FedCLUP(FederatedAlgorithm):
         for name, value in zip((*CONSTANTS, "noise"), given, strict=True):
             if value is not None:
                 _check_positive(name, value)
+        if local_step == "corollary2" and self.schedules:
+            raise ConfigError(
+                "model.schedule: local_step: corollary2 gives the rate of every round; leave one "
+                "of them out"
+            )
         require("growth", growth, growth > 1, "above 1")
         require("patience", patience, patience >= 1, "at least 1")
         require("tolerance", tolerance, tolerance >= 0, "at least 0")

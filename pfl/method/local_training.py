@@ -35,6 +35,7 @@ from pfl.method.groups import ClientGroups
 from pfl.method.labels import label_counts
 from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
+from pfl.method.weights import load_weights
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
 from pfl.parameters import ParameterSpace, checksum, frozen_parameters
@@ -50,17 +51,12 @@ class LocalTraining(MovableModule):
 
     Args:
         network: The architecture with its initial values.
+        weights: A file of weights, or the folder of a run, with which the network begins.
         lr: Local learning rate η.
         lr_decay: Factor on `lr` after every round.
-        schedule: One schedule of the rate, or several whose factors are multiplied, by round or by
-            local step: `Cosine`, `WarmUp`, `Decay` (docs/participation.md).
-        clip: The largest norm of a client's mini-batch gradient in a local step; longer ones are
-            scaled to it. null: any norm. The gradient is that of the loss alone, without weight
-            decay and a method's own terms.
-        class_weights: "client": a client's loss has weights n / (K n_k) for a sample of a class of
-            which the client has n_k of its n training samples, and K classes, so that its classes
-            count alike. null: none; the same weights for all clients are those of the `loss`
-            `WeightedCrossEntropy`.
+        schedule: Schedules of `lr`; their factors are multiplied.
+        clip: The largest norm of a client's mini-batch gradient; null: any.
+        class_weights: "client": the classes of each client count alike in its loss.
         weight_decay: A factor; weight_decay * w is added to local gradients.
         local_epochs: Passes of a client over its own data in a round.
         local_steps: A number of local steps that replaces `local_epochs`; null: none does.
@@ -91,6 +87,7 @@ class LocalTraining(MovableModule):
         self,
         network: Network,
         *,
+        weights: str | None = None,
         lr: float = 0.1,
         lr_decay: float = 1.0,
         schedule: RateSchedule | list[RateSchedule] | None = None,
@@ -119,6 +116,9 @@ class LocalTraining(MovableModule):
         check_optional("model.local_steps", local_steps)
         check_optional("model.batch_size", batch_size)
         self.automatic_optimization = False
+        self.initial_weights: dict[str, str] | None = None
+        if weights is not None:
+            self.initial_weights = load_weights(network, weights)
         if trainable is not None:
             try:
                 train_only(network, trainable)
@@ -213,7 +213,12 @@ class LocalTraining(MovableModule):
 
     @property
     def step_aids(self) -> dict[str, Any]:
-        """What was given of the arguments that `local_sgd` alone knows, by name."""
+        """What was given of the arguments that `local_sgd` alone knows, by name.
+
+        `clip` acts on the gradient of the loss alone, without weight decay and a method's own
+        terms. `class_weights` are n / (K n_k) for the n_k of a client's n training samples that
+        have the class k, of K classes that the client has.
+        """
         aids: dict[str, Any] = {}
         if self.clip is not None:
             aids["clip"] = self.clip

@@ -78,6 +78,23 @@ def collaboration_figure(
     return figure
 
 
+def matrix_figure(
+    values: np.ndarray, models: Sequence[str], sites: Sequence[str], score: str
+) -> Figure:
+    """Returns a heat map of a score: a row for each model, a column for each client's samples."""
+    size = (2.5 + 0.35 * min(len(sites), 40), 1.5 + 0.25 * min(len(models), 60))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(values, cmap="Blues", aspect="auto", interpolation="nearest")
+    for axis, names in ((axes.xaxis, sites), (axes.yaxis, models)):
+        places = np.unique(np.linspace(0, len(names) - 1, min(len(names), 40)).round().astype(int))
+        axis.set_ticks(places, [names[place] for place in places.tolist()], fontsize="small")
+    axes.tick_params(axis="x", rotation=90)
+    axes.set(xlabel="samples of", ylabel="model", title=score)
+    figure.colorbar(image)
+    return figure
+
+
 def embedding_figure(
     panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], targets: np.ndarray, client: int
 ) -> Figure:

@@ -322,6 +322,8 @@ def _checkpoint_of(run: Path) -> Path:
     """Returns a checkpoint, which is given by its path or by the folder of its run."""
     if run.is_dir():
         return run / "checkpoints" / "last.ckpt"
+    if not run.exists():
+        raise ConfigError(f"{run}: there is no such file; it must be the folder of a run")
     return run
 
 

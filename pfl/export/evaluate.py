@@ -203,6 +203,9 @@ def evaluate(
     with ExitStack() as stack:
         stack.callback(run.model.teardown, "predict")  # the process has its threads again
         stack.enter_context(run.model.in_full_precision())
+        known = ["accuracy", "loss", *run.datamodule.metrics.names]
+        if metric is not None and metric not in known:
+            raise ConfigError(f"evaluate: --metric: {metric}; it must be {' or '.join(known)}")
         other = None
         if data is not None:
             other = DataCLI(["fit", "--config", str(data)]).datamodule
@@ -222,7 +225,7 @@ def evaluate(
     order = sorted(range(len(models)), key=lambda place: kinds.index(models[place].kind))
     models = [models[place] for place in order]
     scores = [scores[place] for place in order]
-    name = _score_name(scores, metric)
+    name = metric or _usual_score(scores)
     result = _Result(run, sites, models, scores, name)
     folder = out or run.folder / "evaluation"
     files.make_folder(folder, "evaluate: --out")
@@ -233,12 +236,8 @@ def evaluate(
     return paths
 
 
-def _score_name(scores: Sequence[dict[str, np.ndarray]], metric: str | None) -> str:
-    known = [name for name in scores[0] if name != "count"]
-    if metric is not None:
-        if metric not in known:
-            raise ConfigError(f"evaluate: --metric: {metric}; it must be {' or '.join(known)}")
-        return metric
+def _usual_score(scores: Sequence[dict[str, np.ndarray]]) -> str:
+    """Returns the accuracy, or the loss where there is none."""
     if all(np.isnan(one["accuracy"]).all() for one in scores):
         return "loss"
     return "accuracy"

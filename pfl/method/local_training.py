@@ -29,6 +29,7 @@ from pfl.engines.local_step import (
 )
 from pfl.engines.objective import BatchSamples, Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
+from pfl.engines.parts import gradient_in_parts
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.groups import ClientGroups
@@ -56,6 +57,7 @@ class LocalTraining(MovableModule):
         lr_decay: Factor on `lr` after every round.
         schedule: Schedules of `lr`; their factors are multiplied.
         clip: The largest norm of a client's mini-batch gradient; null: any.
+        accumulate: In how many parts the gradient of a step is computed, to take less memory.
         class_weights: "client": the classes of each client count alike in its loss.
         weight_decay: A factor; weight_decay * w is added to local gradients.
         local_epochs: Passes of a client over its own data in a round.
@@ -92,6 +94,7 @@ class LocalTraining(MovableModule):
         lr_decay: float = 1.0,
         schedule: RateSchedule | list[RateSchedule] | None = None,
         clip: float | None = None,
+        accumulate: int = 1,
         class_weights: Literal["client"] | None = None,
         weight_decay: float = 0.0,
         local_epochs: int = 1,
@@ -112,6 +115,7 @@ class LocalTraining(MovableModule):
         require("clip", clip, clip is None or clip > 0, "positive, or null")
         require("class_weights", class_weights, class_weights in (None, "client"), "client or null")
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
+        check_whole("model.accumulate", accumulate)
         check_whole("model.local_epochs", local_epochs)
         check_optional("model.local_steps", local_steps)
         check_optional("model.batch_size", batch_size)
@@ -139,6 +143,7 @@ class LocalTraining(MovableModule):
         elif schedule is not None:
             self.schedules = list(schedule)
         self.clip = clip
+        self.accumulate = accumulate
         self.class_weights = class_weights
         self.weighted_classes = 0  # their number, once the data are known
         self.weight_decay = weight_decay
@@ -224,6 +229,8 @@ class LocalTraining(MovableModule):
             aids["clip"] = self.clip
         if any(schedule.by_step for schedule in self.schedules):
             aids["schedule"] = "a schedule by local step"
+        if self.accumulate > 1:
+            aids["accumulate"] = self.accumulate
         if self.class_weights is not None:
             aids["class_weights"] = self.class_weights
         return aids
@@ -325,7 +332,8 @@ class LocalTraining(MovableModule):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
         known = step_of(optimizer, v, lr, self.weight_decay + prox_weight, drift)
-        if prox is None and known is not None and self.clip is None and not by_step:
+        aided = self.clip is not None or bool(by_step) or self.accumulate > 1
+        if prox is None and known is not None and not aided:
             step = known._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name, objective)
             return v
@@ -333,7 +341,10 @@ class LocalTraining(MovableModule):
         rate = lr
         for number, batch in enumerate(clients.batches(schedule)):
             at = v if offset is None else v + offset
-            loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
+            if self.accumulate > 1:
+                loss, g = self._gradient_in_parts(at, batch, clients.buffers, objective)
+            else:
+                loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
             if self.clip is not None:
                 g = clipped(g, self.clip, part)
             if by_step:
@@ -353,6 +364,26 @@ class LocalTraining(MovableModule):
                 rows.copy_(masked if part is None else torch.where(part, masked, rows))
             self.log_loss(name, loss, batch.counts)
         return v
+
+    def _gradient_in_parts(
+        self,
+        v: Tensor,
+        batch: Batch,
+        buffers: Tensor | None,
+        objective: Objective | ObjectiveLoss | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `oracle.gradient` does, computed in `accumulate` parts of the batch."""
+
+        def gradient(
+            w: Tensor, part: Batch, own: Tensor | None, rows: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            f = objective
+            if isinstance(f, Objective):
+                f = f.rows(rows)
+            return self.oracle.gradient(w, part, own, objective=f)
+
+        runner = self.oracle.runner
+        return gradient_in_parts(gradient, runner, v, batch, buffers, self.accumulate)
 
     def _with_class_weights(
         self, clients: Clients, objective: Objective | ObjectiveLoss | None

@@ -174,6 +174,11 @@ def make_private(method: Method, loop: FederatedLoop) -> None:
         raise ConfigError(
             "loop.sample_privacy: the network's running statistics mix samples; take GroupNorm"
         )
+    if method.accumulate > 1:
+        raise ConfigError(
+            f"model.accumulate: {method.accumulate}; loop.sample_privacy takes the gradients of "
+            f"single samples in any case; leave it out"
+        )
     if loop.state_dtype is not None and loop.state_dtype.itemsize < 4:
         raise ConfigError(
             f"loop.state_dtype: {str(loop.state_dtype).removeprefix('torch.')}; gradients are "

@@ -3,6 +3,7 @@
 Every expected value is a line of NumPy or a closed form.
 """
 
+import copy
 import json
 import math
 
@@ -17,6 +18,7 @@ from pfl.algorithms import (
     APFL,
     L2GD,
     LPGD,
+    MOON,
     SCAFFOLD,
     FedAgg,
     FedAvg,
@@ -197,6 +199,32 @@ def test_the_classes_of_each_client_count_alike(fit, engine):
     torch.testing.assert_close(method.global_model, (ends[0] + ends[1]) / 2, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("parts", [2, 3, 9])
+def test_a_gradient_in_parts_is_that_of_the_mini_batch(fit, engine, parts):
+    """Mini-batches of 4 of 7, 2, 5 and 3 samples: parts are unequal, and some rows have none."""
+    problem = least_squares((7, 2, 5, 3), bias=True)
+    settings = dict(lr=0.1, local_epochs=2, batch_size=4, loss=HalfSquaredError(), engine=engine)
+    whole = fit(FedProx(problem.network(START), **settings), problem, 2)
+    one = fit(FedProx(problem.network(START), accumulate=parts, **settings), problem, 2)
+    torch.testing.assert_close(one.global_model, whole.global_model, rtol=0, atol=1e-12)
+    assert one.samples_seen == whole.samples_seen == 2 * 2 * 17
+
+
+def test_a_client_s_own_loss_and_rows_go_with_its_part(fit):
+    """MOON's models and the class weights of each client are those of its rows in each part."""
+    data = labelled([(1, 4, 3), (6, 2, 0), (0, 1, 2)])[0]
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    for kind, more in ((MOON, {}), (FedAvg, {"class_weights": "client"})):
+        ends = []
+        for parts in (1, 3):
+            settings = dict(lr=0.3, batch_size=5, local_epochs=2, accumulate=parts, **more)
+            method = fit(kind(copy.deepcopy(network), **settings), data, 3, evaluate=())
+            ends.append(method.global_model)
+        torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+
+
 # ---- what differs by client ------------------------------------------------------------------
 
 
@@ -288,6 +316,7 @@ OWN_STEPS = [FedNova, PerFedAvg, SCAFFOLD, APFL, pFedMe, L2GD, FedPD, FedAgg]
 AIDS = [
     ({"clip": 1.0}, "model.clip: 1.0; "),
     ({"schedule": WarmUp(steps=2)}, "model.schedule: a schedule by local step; "),
+    ({"accumulate": 2}, "model.accumulate: 2; "),
     ({"class_weights": "client"}, "model.class_weights: client; "),
 ]
 

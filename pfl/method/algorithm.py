@@ -217,6 +217,7 @@ class FederatedAlgorithm(Method):
         if self.needs_all_clients:
             self.require_all_clients()
         set_up.check_by_client(self, loop)
+        set_up.check_patience(self, loop)
         if self.class_weights is not None:
             self.weighted_classes = set_up.classes_to_weigh(self)
         self.check_setup()

@@ -36,6 +36,7 @@ from pfl.method.groups import ClientGroups
 from pfl.method.labels import label_counts
 from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
+from pfl.method.stopping import EarlyStopping
 from pfl.method.weights import load_weights
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
@@ -61,6 +62,7 @@ class LocalTraining(MovableModule):
         class_weights: "client": the classes of each client count alike in its loss.
         weight_decay: A factor; weight_decay * w is added to local gradients.
         local_epochs: Passes of a client over its own data in a round.
+        local_patience: Local epochs without a smaller validation loss until a client stops.
         local_steps: A number of local steps that replaces `local_epochs`; null: none does.
         batch_size: Samples in a local step; null: all that the client has.
         optimizer: An elementwise `torch.optim` optimizer, made anew in every round with the rate
@@ -98,6 +100,7 @@ class LocalTraining(MovableModule):
         class_weights: Literal["client"] | None = None,
         weight_decay: float = 0.0,
         local_epochs: int = 1,
+        local_patience: int | None = None,
         local_steps: int | None = None,
         batch_size: int | None = 32,
         optimizer: OptimizerFactory | None = None,
@@ -117,6 +120,7 @@ class LocalTraining(MovableModule):
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
         check_whole("model.accumulate", accumulate)
         check_whole("model.local_epochs", local_epochs)
+        check_optional("model.local_patience", local_patience)
         check_optional("model.local_steps", local_steps)
         check_optional("model.batch_size", batch_size)
         self.automatic_optimization = False
@@ -148,6 +152,7 @@ class LocalTraining(MovableModule):
         self.weighted_classes = 0  # their number, once the data are known
         self.weight_decay = weight_decay
         self.local_epochs = local_epochs
+        self.local_patience = local_patience
         self.local_steps = local_steps
         self.optimizer_factory = optimizer
         if optimizer is not None:
@@ -231,6 +236,8 @@ class LocalTraining(MovableModule):
             aids["schedule"] = "a schedule by local step"
         if self.accumulate > 1:
             aids["accumulate"] = self.accumulate
+        if self.local_patience is not None:
+            aids["local_patience"] = self.local_patience
         if self.class_weights is not None:
             aids["class_weights"] = self.class_weights
         return aids
@@ -332,7 +339,10 @@ class LocalTraining(MovableModule):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
         known = step_of(optimizer, v, lr, self.weight_decay + prox_weight, drift)
-        aided = self.clip is not None or bool(by_step) or self.accumulate > 1
+        stopping = None
+        if self.local_patience is not None and epochs is None and steps is None:
+            stopping = EarlyStopping(self.oracle, clients, schedule, self.local_patience)
+        aided = self.clip is not None or bool(by_step) or self.accumulate > 1 or bool(stopping)
         if prox is None and known is not None and not aided:
             step = known._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name, objective)
@@ -341,10 +351,13 @@ class LocalTraining(MovableModule):
         rate = lr
         for number, batch in enumerate(clients.batches(schedule)):
             at = v if offset is None else v + offset
+            counts = batch.counts
+            if stopping is not None:
+                counts = (np.array(counts) * stopping.moving[: batch.clients]).tolist()
             if self.accumulate > 1:
-                loss, g = self._gradient_in_parts(at, batch, clients.buffers, objective)
+                loss, g = self._gradient_in_parts(at, batch, clients.buffers, objective, counts)
             else:
-                loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
+                loss, g = self.oracle.gradient(at, batch, clients.buffers, objective, counts)
             if self.clip is not None:
                 g = clipped(g, self.clip, part)
             if by_step:
@@ -362,7 +375,13 @@ class LocalTraining(MovableModule):
             if mask is not None:
                 masked = rows * mask[: batch.clients]
                 rows.copy_(masked if part is None else torch.where(part, masked, rows))
-            self.log_loss(name, loss, batch.counts)
+            self.log_loss(name, loss, counts)
+            if stopping is not None:
+                stopping.after_step(number, v, offset)
+                if not stopping.moving.any():
+                    break
+        if stopping is not None:
+            stopping.finish(v)
         return v
 
     def _gradient_in_parts(
@@ -371,6 +390,7 @@ class LocalTraining(MovableModule):
         batch: Batch,
         buffers: Tensor | None,
         objective: Objective | ObjectiveLoss | None,
+        counts: list[int],
     ) -> tuple[Tensor, Tensor]:
         """Returns what `oracle.gradient` does, computed in `accumulate` parts of the batch."""
 
@@ -380,7 +400,9 @@ class LocalTraining(MovableModule):
             f = objective
             if isinstance(f, Objective):
                 f = f.rows(rows)
-            return self.oracle.gradient(w, part, own, objective=f)
+            pairs = zip(rows.tolist(), part.counts, strict=True)
+            counted = [number if counts[row] else 0 for row, number in pairs]
+            return self.oracle.gradient(w, part, own, f, counted)
 
         runner = self.oracle.runner
         return gradient_in_parts(gradient, runner, v, batch, buffers, self.accumulate)

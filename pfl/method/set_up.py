@@ -140,6 +140,27 @@ def classes_to_weigh(method: Method) -> int:
     return int(classes)
 
 
+def check_patience(method: Method, loop: FederatedLoop) -> None:
+    """Refuses `local_patience` where clients have no validation samples that may be looked at.
+
+    Raises:
+        ConfigError: There are none, or they are not to be.
+    """
+    patience = method.local_patience
+    if patience is None:
+        return
+    key = f"model.local_patience: {patience}"
+    if method.pooled:
+        raise ConfigError(f"{key}; {type(method).__name__} trains no single clients; leave it out")
+    if loop.sample_privacy is not None:
+        raise ConfigError(
+            f"{key}; loop.sample_privacy does not count validation samples, by which clients would "
+            f"stop; leave it out"
+        )
+    if not loop.datamodule.partition.val.sizes.any():
+        raise ConfigError(f"{key}; it needs validation samples; give data.protocol a share of them")
+
+
 def check_by_client(method: Method, loop: FederatedLoop) -> None:
     """Refuses what `loop.by_client` says of clients, where the method cannot follow it.
 

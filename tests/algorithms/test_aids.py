@@ -6,13 +6,14 @@ Every expected value is a line of NumPy or a closed form.
 import copy
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from datamodules import Natural, SplitOwn, TensorDataModule
+from datamodules import Given, Natural, Ragged, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl.algorithms import (
     APFL,
@@ -225,6 +226,65 @@ def test_a_client_s_own_loss_and_rows_go_with_its_part(fit):
         torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 
 
+def stopping_data(path):
+    """Three clients of one training sample each, f_i(w) = (w - A_i)^2 / 2 with A = 3, 2 and 1; the
+    validation losses of the first two are (w - 1)^2 / 2 and (w - 2)^2 / 2, the third has none."""
+    x = torch.ones(5, 1, dtype=torch.float64)
+    y = torch.tensor([3.0, 2.0, 1.0, 1.0, 2.0], dtype=torch.float64)[:, None]
+    owners = np.array([0, 1, 2, 0, 1])
+    whole = SplitOwn(test=0.0, validation=0.0)
+    first = TensorDataModule(x, y, client_ids=owners, partition=Natural(), protocol=whole,
+                             num_clients=None)  # fmt: skip
+    train = Ragged.from_sizes(np.array([0, 1, 2]), np.array([1, 1, 1]))
+    val = Ragged.from_sizes(np.array([3, 4]), np.array([1, 1, 0]))
+    replace(first.partition, train=train, val=val).save(path)
+    return TensorDataModule(x, y, partition=Given(path), num_clients=None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 4), (9, 5)])
+def test_a_client_stops_after_its_best_epoch(fit, tmp_path, engine, patience, epochs):
+    """After t epochs at the rate 0.2 w is A (1 - 0.8^t): for A = 3 that is 0.6, 1.08, 1.46, ...,
+    of which 1.08 is nearest to 1, so that the client keeps it, and stops `patience` epochs later.
+    The second client comes nearer and nearer to its 2, and the third never stops."""
+    data = stopping_data(tmp_path / "partition.npz")
+    network = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(network.weight)
+    settings = dict(lr=0.2, local_epochs=5, local_patience=patience, engine=engine)
+    method = fit(FedAvg(network, **settings, **FULL), data, 1, evaluate=())
+    ends = [3 * (1 - 0.8**2), 2 * (1 - 0.8**5), 1 - 0.8**5]
+    assert float(method.global_model) == pytest.approx(np.mean(ends), abs=1e-12)
+    assert method.samples_seen == epochs + 5 + 5
+
+
+def test_running_statistics_are_those_of_the_best_epoch(fit, tmp_path):
+    """Momentum 0.5 of BatchNorm: after t steps of one mini-batch with the mean 1 and no variance
+    the running mean is 1 - 0.5^t; only a client that keeps its first epoch has 0.5."""
+    x = torch.tensor([[1.0], [1.0], [4.0]]).double()
+    y = torch.tensor([[3.0], [3.0], [0.0]]).double()
+    own = TensorDataModule(x, y, client_ids=np.zeros(3, int), partition=Natural(),
+                           protocol=SplitOwn(0.0, 0.0), num_clients=None)  # fmt: skip
+    train = Ragged.from_sizes(np.array([0, 1]), np.array([2]))
+    val = Ragged.from_sizes(np.array([2]), np.array([1]))
+    replace(own.partition, train=train, val=val).save(tmp_path / "p.npz")
+    data = TensorDataModule(x, y, partition=Given(tmp_path / "p.npz"), num_clients=None)
+    network = nn.Sequential(nn.BatchNorm1d(1, momentum=0.5), nn.Linear(1, 1)).double()
+    nn.init.zeros_(network[1].weight)
+    nn.init.zeros_(network[1].bias)
+    settings = dict(lr=0.2, local_epochs=4, local_patience=1, engine="sequential")
+    method = fit(FedAvg(network, **settings, **FULL), data, 1, evaluate=())
+    # The bias rises from 0 to 3, away from the validation sample's 0: the first epoch is the best.
+    assert float(method.network[0].running_mean) == pytest.approx(0.5, abs=1e-12)
+    assert float(method.network[1].bias.detach()) == pytest.approx(0.2 * 3, abs=1e-12)
+    assert method.samples_seen == 2 * 2
+
+
+def test_patience_needs_validation_samples(fit):
+    problem = scalar_problem([0.0, 1.0])
+    with pytest.raises(ConfigError, match=r"^model.local_patience: 2; it needs validation samples"):
+        fit(FedAvg(problem.network(0.0), local_patience=2, **FULL), problem, 1)
+
+
 # ---- what differs by client ------------------------------------------------------------------
 
 
@@ -316,6 +376,7 @@ OWN_STEPS = [FedNova, PerFedAvg, SCAFFOLD, APFL, pFedMe, L2GD, FedPD, FedAgg]
 AIDS = [
     ({"clip": 1.0}, "model.clip: 1.0; "),
     ({"schedule": WarmUp(steps=2)}, "model.schedule: a schedule by local step; "),
+    ({"local_patience": 2}, "model.local_patience: 2; "),
     ({"accumulate": 2}, "model.accumulate: 2; "),
     ({"class_weights": "client"}, "model.class_weights: client; "),
 ]

@@ -325,7 +325,7 @@ class RunRecorder(Callback):
             summary["initial_weights"] = algorithm.initial_weights
         summary["seed"] = loop.seed
         summary["wall_seconds"] = self.seconds
-        summary["samples_per_second"] = algorithm.samples_seen / max(self.seconds, 1e-9)
+        summary["samples_per_second"] = algorithm.progress.samples / max(self.seconds, 1e-9)
         summary["peak_memory_bytes"] = run_result.peak_memory()
         summary["engine"] = algorithm.oracle.engine.name
         if algorithm.oracle.timing is not None:

@@ -24,6 +24,7 @@ from pfl.method.exported import (
     has_own_models,
 )
 from pfl.report.figures import matrix_figure
+from pfl.report.matplotlib_drawer import draw
 from pfl.report.table import Column, Table, text
 from pfl.scores.evaluation import ClientScores
 
@@ -283,7 +284,7 @@ class _Result:
         labels = [f"{model.kind} {self._owner(model)}".strip() for model in self._models]
         shown = np.stack([scores[self._name] for scores in self._scores])
         figure = matrix_figure(shown, labels, self._sites.names, self._name)
-        files.write_figure(folder / "matrix.png", figure)
+        files.write_figure(folder / "matrix.png", draw(figure))
 
     def summary(self) -> str:
         """Returns a table: each kind of model on its own client's samples, and on all others'."""

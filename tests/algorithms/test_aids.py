@@ -209,7 +209,7 @@ def test_a_gradient_in_parts_is_that_of_the_mini_batch(fit, engine, parts):
     whole = fit(FedProx(problem.network(START), **settings), problem, 2)
     one = fit(FedProx(problem.network(START), accumulate=parts, **settings), problem, 2)
     torch.testing.assert_close(one.global_model, whole.global_model, rtol=0, atol=1e-12)
-    assert one.samples_seen == whole.samples_seen == 2 * 2 * 17
+    assert one.progress.samples == whole.progress.samples == 2 * 2 * 17
 
 
 def test_a_client_s_own_loss_and_rows_go_with_its_part(fit):
@@ -254,7 +254,7 @@ def test_a_client_stops_after_its_best_epoch(fit, tmp_path, engine, patience, ep
     method = fit(FedAvg(network, **settings, **FULL), data, 1, evaluate=())
     ends = [3 * (1 - 0.8**2), 2 * (1 - 0.8**5), 1 - 0.8**5]
     assert float(method.global_model) == pytest.approx(np.mean(ends), abs=1e-12)
-    assert method.samples_seen == epochs + 5 + 5
+    assert method.progress.samples == epochs + 5 + 5
 
 
 def test_running_statistics_are_those_of_the_best_epoch(fit, tmp_path):
@@ -276,7 +276,7 @@ def test_running_statistics_are_those_of_the_best_epoch(fit, tmp_path):
     # The bias rises from 0 to 3, away from the validation sample's 0: the first epoch is the best.
     assert float(method.network[0].running_mean) == pytest.approx(0.5, abs=1e-12)
     assert float(method.network[1].bias.detach()) == pytest.approx(0.2 * 3, abs=1e-12)
-    assert method.samples_seen == 2 * 2
+    assert method.progress.samples == 2 * 2
 
 
 def test_patience_needs_validation_samples(fit):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.rates import RateSchedule, step_rate
-from pfl.datamodules.errors import check_optional, check_whole
+from pfl.datamodules.ranges import Checked, Count, NonNegative, Positive, PositiveShare, Range
 from pfl.engines.base import EngineName
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import (
@@ -30,7 +30,7 @@ from pfl.engines.local_step import (
 from pfl.engines.objective import BatchSamples, Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
 from pfl.engines.parts import gradient_in_parts
-from pfl.errors import ConfigError, require, require_one_of
+from pfl.errors import ConfigError
 from pfl.method.groups import ClientGroups
 from pfl.method.labels import label_counts
 from pfl.method.log import count_gradients, current_log, logging_to
@@ -47,7 +47,7 @@ Network: TypeAlias = Classifier | nn.Module
 """Any network. The command line looks for a short name, such as MLP, among our own first."""
 
 
-class LocalTraining(MovableModule):
+class LocalTraining(Checked, MovableModule):
     """A network, the engine that runs it with the models of many clients, and their local steps.
 
     Args:
@@ -86,22 +86,24 @@ class LocalTraining(MovableModule):
         progress: What the run has done so far.
     """
 
+    argument_group = "model"
+
     def __init__(
         self,
         network: Network,
         *,
         weights: str | None = None,
-        lr: float = 0.1,
-        lr_decay: float = 1.0,
+        lr: Annotated[float, Range(above=0, below=1e38)] = 0.1,
+        lr_decay: PositiveShare = 1.0,
         schedule: RateSchedule | list[RateSchedule] | None = None,
-        clip: float | None = None,
-        accumulate: int = 1,
+        clip: Positive | None = None,
+        accumulate: Count = 1,
         class_weights: Literal["client"] | None = None,
-        weight_decay: float = 0.0,
-        local_epochs: int = 1,
-        local_patience: int | None = None,
-        local_steps: int | None = None,
-        batch_size: int | None = 32,
+        weight_decay: NonNegative = 0.0,
+        local_epochs: Count = 1,
+        local_patience: Count | None = None,
+        local_steps: Count | None = None,
+        batch_size: Count | None = 32,
         optimizer: OptimizerFactory | None = None,
         buffers: Literal["average", "local"] = "average",
         loss: nn.Module | None = None,
@@ -111,17 +113,6 @@ class LocalTraining(MovableModule):
         super().__init__()
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
-        require_one_of("buffers", buffers, "average", "local")
-        require("lr", lr, 0 < lr < 1e38, "positive and below 1e38")
-        require("lr_decay", lr_decay, 0 < lr_decay <= 1, "above 0 and at most 1")
-        require("clip", clip, clip is None or clip > 0, "positive, or null")
-        require("class_weights", class_weights, class_weights in (None, "client"), "client or null")
-        require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
-        check_whole("model.accumulate", accumulate)
-        check_whole("model.local_epochs", local_epochs)
-        check_optional("model.local_patience", local_patience)
-        check_optional("model.local_steps", local_steps)
-        check_optional("model.batch_size", batch_size)
         self.automatic_optimization = False
         self.initial_weights: dict[str, str] | None = None
         if weights is not None:

@@ -255,7 +255,7 @@ def test_leaf_refuses_what_does_not_fit(one_line):
         LEAF([2] * 5).count()
 
 
-# ---- the table of conventions in docs/record/conventions.md ----------------------------------------
+# ---- the table of conventions in docs/record/conventions.md ------------------------------------
 
 
 CONVENTIONS = ("conventions", "flower_bridge")

@@ -168,6 +168,34 @@ def test_too_few_clients_are_named(rule, line):
     assert str(error.value).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments", "line"),
+    [
+        (TrimmedMean, {"share": 0.5}, "TrimmedMean.share: 0.5; it must be at least 0 and below"),
+        (TrimmedMean, {"share": -0.1}, "TrimmedMean.share: -0.1; it must be at least 0"),
+        (GeometricMedian, {"steps": 0}, "GeometricMedian.steps: 0; it must be a whole number"),
+        (GeometricMedian, {"smoothing": 0.0}, "GeometricMedian.smoothing: 0.0; it must be above"),
+        (GeometricMedian, {"tolerance": -1.0}, "GeometricMedian.tolerance: -1.0; it must be at"),
+        (Krum, {"attackers": -1}, "Krum.attackers: -1; it must be a whole number of at least 0"),
+        (Krum, {"attackers": 1, "keep": 0}, "Krum.keep: 0; it must be a whole number of at least"),
+        (Bulyan, {"attackers": -1}, "Bulyan.attackers: -1; it must be a whole number of at least"),
+        (NormBound, {"limit": 0.0}, "NormBound.limit: 0.0; it must be above 0, or null"),
+    ],
+)
+def test_impossible_arguments_of_rules_are_refused(kind, arguments, line):
+    with pytest.raises(ConfigError) as error:
+        kind(**arguments)
+    assert str(error.value).startswith(line)
+
+
+def test_no_attackers_can_be_told_to_krum_and_bulyan():
+    """Of 0, 1, 3 and 7 the sums of the two smallest squared distances are 1 + 9, 1 + 4, 4 + 9 and
+    16 + 36; Bulyan chooses all, and averages all."""
+    rows = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+    assert Krum(attackers=0)(rows).tolist() == [1.0]
+    assert Bulyan(attackers=0)(rows).tolist() == [11 / 4]
+
+
 # ---- in a round ---------------------------------------------------------------------------------
 
 

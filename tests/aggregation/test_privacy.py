@@ -1,5 +1,6 @@
 """Client-level privacy: how far one client moves what the server sees, the noise, and ε."""
 
+import logging
 import math
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -12,7 +13,7 @@ from scipy import stats
 from datamodules import SharedTest
 from models import HalfSquaredError
 from pfl import ConfigError, FederatedLoop
-from pfl.aggregation.accountant import Accountant, most_uses
+from pfl.aggregation.accountant import Accountant, least_wait, most_uses
 from pfl.aggregation.privacy import AdaptiveClip, Privacy, PrivateMean
 from pfl.algorithms import SCAFFOLD, FedAvg, FedCLUP
 from pfl.method import set_up
@@ -276,6 +277,13 @@ def test_all_messages_are_clipped_together_and_bad_ones_count_as_zero():
     torch.testing.assert_close(released["a"], torch.tensor([6.0, 8.0]) / 52 + reference["a"])
 
 
+def test_messages_beyond_float32_are_clipped():
+    """|(3, 4) 1e30| has no square in float32."""
+    rows = torch.tensor([[3e30, 4e30]], dtype=torch.float64)
+    released, _ = mean_of(private(clip=10.0, noise_multiplier=0.0), cohort=1, rows=rows)
+    assert released[0].tolist() == pytest.approx([6.0, 8.0])
+
+
 @pytest.mark.parametrize("quantile", [0.3, 0.8])
 def test_an_adaptive_clip_finds_the_quantile(quantile):
     """Norms are 1, 2, ..., 200, so that the quantile γ is 200 γ."""
@@ -448,6 +456,26 @@ def test_a_trace_counts_the_client_that_takes_part_most_often():
     run = Accountant(2.0, 1e-5, "all", 2, 4, most_uses(trace))
     plain = Accountant(2.0, 1e-5, "all", 2, 4)
     assert [run.epsilon(n) for n in (1, 2, 3, 4)] == [plain.epsilon(n) for n in (1, 2, 2, 3)]
+
+
+def test_before_the_first_client_of_a_trace_nothing_is_revealed():
+    assert most_uses([[], [2], []]).tolist() == [0, 1, 1]
+    assert Accountant(2.0, 1e-5, "all", 1, 4, most_uses([[], [2]])).epsilon(1) == 0.0
+
+
+def test_clients_of_a_trace_wait():
+    """For two rounds, for three, and for all of them where nobody comes again."""
+    assert least_wait([[0, 1], [2], [1], [0]]) == 2
+    assert least_wait([[0], [1], [2], [0]]) == 3
+    assert least_wait([[0], [1], [2]]) == 3
+
+
+def test_messages_of_other_libraries_are_shown_again_afterwards():
+    """The accountant silences the log of its library while it computes a curve."""
+    log = logging.getLogger("absl")
+    assert not log.disabled
+    assert Accountant(2.0, 1e-5, "bernoulli", 1, 4).epsilon(1) > 0
+    assert not log.disabled
 
 
 def test_the_noise_follows_from_a_budget_and_a_budget_ends_a_run(fit):

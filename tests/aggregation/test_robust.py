@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from models import HalfSquaredError
 from pfl import ConfigError
-from pfl.aggregation.attacks import Attackers, SignFlip
+from pfl.aggregation.attacks import Attack, Attackers, SignFlip
 from pfl.aggregation.privacy import Privacy
 from pfl.aggregation.robust import (
     Bulyan,
@@ -103,6 +103,24 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(n):
     # Three points in a line: the middle one, which is a point of the data.
     line = torch.tensor([[0.0], [1.0], [9.0]], dtype=torch.float64)
     assert float(GeometricMedian()(line)) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("steps", "tolerance"), [(1, 0.0), (3, 0.0), (1000, 0.3), (1000, 0.03)])
+def test_the_geometric_median_ends_as_it_says(steps, tolerance):
+    """Weiszfeld's iteration from the median, until it moves by `tolerance` d at most."""
+    rows = np.random.default_rng(4).normal(size=(6, 3)) ** 3
+    x = np.median(rows, 0)
+    far = np.sort(np.linalg.norm(rows - x, axis=1))
+    d = far[2]  # of an even number torch takes the lower middle value
+    moved = []
+    while len(moved) < steps and (not moved or moved[-1] > tolerance * d):
+        weights = 1 / np.maximum(1e-6 * d, np.linalg.norm(rows - x, axis=1))
+        before = x
+        x = weights @ rows / weights.sum()
+        moved.append(np.linalg.norm(x - before))
+    assert len(moved) == steps or 1 < len(moved) < 20
+    found = GeometricMedian(steps=steps, tolerance=tolerance)(torch.from_numpy(rows))
+    np.testing.assert_allclose(found, x, rtol=0, atol=1e-12)
 
 
 def attacked(rule, attackers, seed=0):
@@ -205,6 +223,27 @@ def test_a_message_that_is_not_finite_counts_as_no_change():
     means = RobustMean(Median(), None).combine(rows, reference, {}, torch.zeros(3, dtype=bool))
     # Changes (-1, 0), (0, 0), (3, 1): medians 0 and 0.
     torch.testing.assert_close(means["w"], torch.tensor([2.0, 2.0]))
+
+
+class Ones(Attack):
+    """Attackers together send ones; a round without attackers, or of attackers only, has none."""
+
+    def collude(self, honest, attackers):
+        assert attackers and len(honest)
+        return torch.ones(honest.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("attacking", "expected"),
+    [([True, False], 0.25), ([False, False], 0.0), ([True, True], 0.0)],
+)
+def test_attackers_collude_where_there_are_some_and_others(attacking, expected):
+    """Weights 1/4 and 3/4 of two messages of zeros, measured from 2."""
+    rows = {"w": torch.full((2, 3), 2.0)}
+    reference = {"w": torch.full((3,), 2.0)}
+    weights = {"w": torch.tensor([0.25, 0.75], dtype=torch.float64)}
+    means = RobustMean(None, Ones()).combine(rows, reference, weights, torch.tensor(attacking))
+    assert means["w"].tolist() == [2.0 + expected] * 3
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,8 @@ def test_a_missing_trace_file_is_refused(tmp_path):
         ({"sampling": "random"}, ["loop.sampling", "'random'", "uniform, bernoulli, weighted"]),
         ({"clients_at_once": 0}, ["loop.clients_at_once", "0", "at least 1"]),
         ({"evaluate": ["val", "train"]}, ["loop.evaluate", "train", "val, test"]),
+        ({"state_memory": -0.5}, ["loop.state_memory", "-0.5", "at least 0"]),
+        ({"state_dtype": "float64"}, ["loop.state_dtype", "'float64'", "float32, float16"]),
     ],
     ids=str,
 )
@@ -276,6 +278,12 @@ def test_impossible_settings_are_refused(kwargs, parts):
 
 
 # ---- the loader ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, "float32", "float16", "bfloat16"])
+def test_the_dtype_of_states_is_read(given):
+    assert loop(state_dtype=given).state_dtype is getattr(torch, given or "", None)
+    assert loop(state_memory=0.0).state_memory == 0
 
 
 def attach(federation, round_index, world=(0, 1)):

@@ -13,6 +13,7 @@ from torch import nn
 from pfl.communication import Message
 from pfl.context import RunContext
 from pfl.parameters import ParameterSpace
+from pfl.randomness import generator
 from pfl.stages.compression import QSGD, PowerSGD, RandomK, SignEF, TopK
 from pfl.stages.compressor import Known, pack, unpack
 from pfl.stages.stage import Served
@@ -331,6 +332,45 @@ def test_a_payload_of_no_client_has_its_parts_and_lengths():
         assert empty.nbytes == full.nbytes
         for part, values in full.payload.items():
             assert empty.payload[part].shape == (0, *values.shape[1:]), name
+
+
+def test_client_and_server_draw_the_same():
+    given = Known(4, seed=3, purpose="RandomK of w", round=2, client=7)
+    assert given.draws().random() == generator(3, "RandomK of w", 2, 7).random()
+    assert Known(4).draws().random() == generator(0, "compression", 0, 0).random()
+
+
+def test_messages_without_bytes_stay_as_they_are():
+    """Both in a round in which nothing travels, and zeros beside a message that does."""
+    stage = TopK(0.1)
+    stage.set_up(served(64))
+    clients = Group(stage, torch.zeros(64).double())
+    x = X.expand(2, -1)
+    free = {"w": Message(x, 0), "c": Message(0 * x, 0)}
+    sent = stage.sent(clients, free)
+    assert sent["w"] is free["w"] and sent["c"] is free["c"]
+    zeros = {"w": Message(x, 512), "c": Message(0 * x, 0)}
+    sent = stage.sent(clients, zeros)
+    assert sent["w"].nbytes < 512 and sent["c"] is zeros["c"]
+    with refused("loop.stages: TopK: the message 'c' of Method has no bytes"):
+        stage.sent(clients, {"w": Message(x, 512), "c": Message(x, 0)})
+
+
+def test_messages_that_cannot_be_compressed_are_refused():
+    stage = TopK(0.1, ["w"])
+    stage.set_up(served(63))
+    clients = Group(stage, torch.zeros(64).double())
+    x = X.expand(2, -1)
+    assert stage.sent(clients, {}) == {}
+    with refused("TopK.messages: w; the clients of Method send a, b; give some of these"):
+        stage.sent(clients, {"a": Message(x, 512), "b": Message(x, 512)})
+    with refused("the server of Method reads the message 'w' of every client by itself"):
+        stage.sent(clients, {"w": Message(x, 512, reduce="rows")})
+    with refused("TopK.messages: w of Method has 64 values, and the memory", "the model, 63"):
+        stage.sent(clients, {"w": Message(x, 512)})
+    free = RandomK(0.1)  # it has no memory
+    free.set_up(served(63))
+    assert free.sent(clients, {"w": Message(x, 512)})["w"].nbytes == 6 * 8
 
 
 # ---- refusals -----------------------------------------------------------------------------------

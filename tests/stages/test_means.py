@@ -16,7 +16,7 @@ from pfl.communication import Message
 from pfl.context import RunContext
 from pfl.randomness import Seeded
 from pfl.stages.mean import Arrived, Stages, WeightedMean, client_weights
-from pfl.stages.private import ClippedSum
+from pfl.stages.private import ClippedSum, CountedGradients
 from pfl.stages.robust import BoundedMean, RuledMean
 from pfl.stages.stage import Place, References, Served, Stage
 from tests.refusal import refused
@@ -83,6 +83,14 @@ def test_nothing_is_averaged_over_clients_without_weight():
             assert (found is None) == empty
     nobody = arrived(ids=IDS[:0], sizes=SIZES[:0])
     assert WeightedMean("uniform").means(nobody, {}) is None
+
+
+def test_only_rules_and_colluding_attackers_need_messages_one_by_one():
+    """Others add them up as they come."""
+    assert RuledMean.one_by_one
+    assert not (WeightedMean.one_by_one or BoundedMean.one_by_one or ClippedSum.one_by_one)
+    nothing = Arrived(IDS, SIZES, 8.0)
+    assert nothing.sums == nothing.rows == {}
 
 
 # ---- measured from what was sent ----------------------------------------------------------------
@@ -173,6 +181,23 @@ def test_a_private_mean_is_over_the_expected_clients():
     assert row == {"not_finite": 0.0, "privacy/epsilon": math.inf, "privacy/clip": 2.0}
     assert mean.participants(3) == 4
     assert mean.key == "loop.privacy"
+
+
+def test_what_was_sent_in_the_round_before_is_forgotten():
+    for mean in (begun(clipped()), begun(BoundedMean("uniform", 2.0))):
+        mean.means(arrived(mean.sums(sent(), SIZES, LIKE)), {})
+        mean.begin(1)
+        sums = mean.sums({"w": Message(CHANGES[1:2], 16)}, SIZES[1:2], LIKE)
+        means = mean.means(arrived(sums, ids=IDS[1:2], sizes=SIZES[1:2]), {})
+        torch.testing.assert_close(means["w"], CHANGES[1] / mean.participants(1))
+
+
+def test_gradients_are_counted_from_zero():
+    """One number for each client."""
+    stage = CountedGradients(SimpleNamespace(engine=None))
+    assert [first().tolist() for first in stage.states().values()] == [[0.0]]
+    messages = sent()
+    assert stage.sent(None, messages) is messages
 
 
 def test_epsilon_of_a_row_is_that_after_its_round():

@@ -289,5 +289,5 @@ def test_a_stage_that_overrides_nothing_does_nothing():
     assert stage.down(messages) is messages
     assert stage.sent(clients, messages) is messages
     assert stage.arrived(clients, messages) is messages
-    assert stage.states() == {} and stage.place is Place.CLIENT
+    assert stage.states() == {} and stage.place is Place.CLIENT and stage.rounded
     assert (stage.key, stage.describe()) == ("loop.stages: Stage", "Stage")

@@ -21,7 +21,7 @@ from pfl.communication import Ledger, Message
 from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.local_step import OptimizerFactory, check_server_step
-from pfl.errors import ConfigError, require_one_of
+from pfl.errors import ConfigError
 from pfl.method import checkpoint, checks, exchange, set_up
 from pfl.method.checked import checked
 from pfl.method.facts import RunFacts, loop_of
@@ -66,7 +66,7 @@ class FederatedAlgorithm(Method):
     Example:
         FedAvg whose clients stop after two steps, whatever the arguments say:
 
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> class TwoSteps(FederatedAlgorithm):
         ...     def client_update(self, clients, w):
         ...         v = w.repeat(len(clients), 1)
@@ -93,7 +93,6 @@ class FederatedAlgorithm(Method):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require_one_of("weighting", weighting, "samples", "uniform")
         self.weighting = weighting
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
         check_server_step(self.server_optimizer_factory)
@@ -236,11 +235,14 @@ class FederatedAlgorithm(Method):
 
     def on_fit_start(self) -> None:
         """Takes the states over from the checkpoint, and on a GPU chooses the fastest engine."""
-        engine = None
+        chosen = None
+        before = None
         if self._loaded is not None:
-            engine = self._loaded.get("engine")
+            chosen = self._loaded.get("engine")
+            before = chosen or self._loaded.get("ran_with")
         self.on_validation_start()
-        set_up.choose_engine(self, self.run.loop, self.device, engine)
+        set_up.choose_engine(self, self.run.loop, self.device, chosen)
+        set_up.tell_engine(self.oracle, before)
 
     def on_validation_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
@@ -258,7 +260,7 @@ class FederatedAlgorithm(Method):
 
     def teardown(self, stage: str) -> None:
         """Gives the process back the number of threads that it had, and the engine's memory."""
-        self.threads.close()
+        self.groups.threads.close()
         self.groups.use(ONE_THREAD)
         self.oracle.allocate_replicas(0)
         self.oracle.engine.release()
@@ -371,9 +373,9 @@ class FederatedAlgorithm(Method):
     def client_bytes(self) -> Ledger:
         """Returns every client's bytes over all processes. Every process must call it."""
         if self.trainer.world_size == 1:
-            return self.ledger
+            return self.progress.ledger
         ledger = Ledger(self.run.loop.num_clients)
-        ledger.load_state_dict(*gather(self.ledger.state_dict()))
+        ledger.load_state_dict(*gather(self.progress.ledger.state_dict()))
         return ledger
 
     # ---- what Lightning calls: checkpoints ----------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
-from pfl.datamodules.errors import check_optional, check_whole
+from pfl.datamodules.ranges import Checked, Count, NonNegative, PositiveShare, Range
 from pfl.engines.base import EngineName
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import (
@@ -27,8 +27,7 @@ from pfl.engines.local_step import (
 )
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
-from pfl.engines.threads import ClientThreads
-from pfl.errors import ConfigError, require, require_one_of
+from pfl.errors import ConfigError
 from pfl.method.groups import ClientGroups
 from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
@@ -42,7 +41,7 @@ Network: TypeAlias = Classifier | nn.Module
 """Any network. The command line looks for a short name, such as MLP, among our own first."""
 
 
-class LocalTraining(MovableModule):
+class LocalTraining(Checked, MovableModule):
     """A network, the engine that runs it with the models of many clients, and their local steps.
 
     Args:
@@ -62,7 +61,7 @@ class LocalTraining(MovableModule):
             mean squared error for floating ones.
         engine: How the network is run: "auto", the fastest engine that works; "sequential", one
             client after another; "vmap", all at once; "debug", slowly, with client, round, epoch
-            and step in every error.
+            and step in every error; or the path of a class that derives from `pfl.engines.Engine`.
         trainable: What of the network is trained: an adapter (a class below, or "lora", "delta",
             "adapter", "prompt"), "head", "bias", "norm" or "all". The rest is frozen: it exists
             once, and is neither sent nor in checkpoints. null: what the network has not frozen.
@@ -75,16 +74,18 @@ class LocalTraining(MovableModule):
         progress: What the run has done so far.
     """
 
+    argument_group = "model"
+
     def __init__(
         self,
         network: Network,
         *,
-        lr: float = 0.1,
-        lr_decay: float = 1.0,
-        weight_decay: float = 0.0,
-        local_epochs: int = 1,
-        local_steps: int | None = None,
-        batch_size: int | None = 32,
+        lr: Annotated[float, Range(above=0, below=1e38)] = 0.1,
+        lr_decay: PositiveShare = 1.0,
+        weight_decay: NonNegative = 0.0,
+        local_epochs: Count = 1,
+        local_steps: Count | None = None,
+        batch_size: Count | None = 32,
         optimizer: OptimizerFactory | None = None,
         buffers: Literal["average", "local"] = "average",
         loss: nn.Module | None = None,
@@ -94,13 +95,6 @@ class LocalTraining(MovableModule):
         super().__init__()
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
-        require_one_of("buffers", buffers, "average", "local")
-        require("lr", lr, 0 < lr < 1e38, "positive and below 1e38")
-        require("lr_decay", lr_decay, 0 < lr_decay <= 1, "above 0 and at most 1")
-        require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
-        check_whole("model.local_epochs", local_epochs)
-        check_optional("model.local_steps", local_steps)
-        check_optional("model.batch_size", batch_size)
         self.automatic_optimization = False
         if trainable is not None:
             try:
@@ -131,11 +125,6 @@ class LocalTraining(MovableModule):
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
         self.progress = Progress()
-
-    @property
-    def threads(self) -> ClientThreads:
-        """The threads that train clients at the same time."""
-        return self.groups.threads
 
     @contextmanager
     def in_full_precision(self) -> Iterator[None]:

@@ -194,15 +194,15 @@ def test_attacks_that_just_fit_the_data_are_taken(attack):
 @pytest.mark.parametrize(
     ("kind", "arguments", "line"),
     [
-        (SignFlip, {"scale": 0.0}, "SignFlip.scale: 0.0; it must be above 0"),
+        (SignFlip, {"scale": 0.0}, "SignFlip.scale: 0.0; it must be positive"),
         (Scaling, {"factor": 1.0}, "Scaling.factor: 1.0; it must be above 1"),
-        (RandomMessage, {"deviation": 0.0}, "RandomMessage.deviation: 0.0; it must be above 0"),
-        (InnerProduct, {"scale": 0.0}, "InnerProduct.scale: 0.0; it must be above 0"),
+        (RandomMessage, {"deviation": 0.0}, "RandomMessage.deviation: 0.0; it must be positive"),
+        (InnerProduct, {"scale": 0.0}, "InnerProduct.scale: 0.0; it must be positive"),
         (LabelFlip, {"classes": 1}, "LabelFlip.classes: 1; it must be a whole number of at least"),
         (Backdoor, {"target": -1}, "Backdoor.target: -1; it must be a whole number of at least 0"),
         (Backdoor, {"size": 0}, "Backdoor.size: 0; it must be a whole number of at least 1"),
-        (Backdoor, {"share": 0.0}, "Backdoor.share: 0.0; it must be above 0 and at most 1"),
-        (Backdoor, {"share": 1.1}, "Backdoor.share: 1.1; it must be above 0 and at most 1"),
+        (Backdoor, {"share": 0.0}, "Backdoor.share: 0.0; it must be positive and at most 1"),
+        (Backdoor, {"share": 1.1}, "Backdoor.share: 1.1; it must be positive and at most 1"),
         (Backdoor, {"factor": 0.9}, "Backdoor.factor: 0.9; it must be at least 1"),
     ],
 )

@@ -39,11 +39,11 @@ def private(**arguments):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"clip": 0.0}, "loop.sample_privacy.clip: 0.0; it must be above 0"),
+        ({"clip": 0.0}, "loop.sample_privacy.clip: 0.0; it must be positive"),
         ({"noise_multiplier": -1.0}, "loop.sample_privacy.noise_multiplier: -1.0; it must be at"),
         ({"noise_multiplier": math.inf}, "loop.sample_privacy.noise_multiplier: inf; it must be"),
-        ({"delta": 0.0}, "loop.sample_privacy.delta: 0.0; it must be in (0, 1)"),
-        ({"delta": 1.0}, "loop.sample_privacy.delta: 1.0; it must be in (0, 1)"),
+        ({"delta": 0.0}, "loop.sample_privacy.delta: 0.0; it must be positive and below 1"),
+        ({"delta": 1.0}, "loop.sample_privacy.delta: 1.0; it must be positive and below 1"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, line):

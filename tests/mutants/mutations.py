@@ -26,7 +26,7 @@ OPERATORS = dict([*EXCHANGED, *((b, a) for a, b in EXCHANGED)])
 OPERATORS |= {ast.FloorDiv: ast.Div, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 NOT_SWAPPED = {"isinstance", "max", "min"}  # a swap of arguments raises, or changes nothing
 # Beside a condition they hold text for users.
-CHECKS = {"require", "require_one_of", "require_value", "ConfigError"}
+CHECKS = {"require", "require_value", "ConfigError"}
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ def test_a_missing_trace_file_is_refused(tmp_path):
         ({"clients_at_once": 0}, ["loop.clients_at_once", "0", "at least 1"]),
         ({"evaluate": ["val", "train"]}, ["loop.evaluate", "train", "val, test"]),
         ({"state_memory": -0.5}, ["loop.state_memory", "-0.5", "at least 0"]),
-        ({"state_dtype": "float64"}, ["loop.state_dtype", "'float64'", "float32, float16"]),
+        ({"state_dtype": "float64"}, ["loop.state_dtype", "'float64'", "float32 or float16"]),
     ],
     ids=str,
 )

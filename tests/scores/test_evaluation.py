@@ -224,8 +224,6 @@ def test_numbers_of_steps_are_read(given, steps, unseen):
         ([2, True], None, "loop.finetune: [2, True]; it must be a number of local steps"),
         (2**63, None, "loop.finetune: 9223372036854775808; it must be a number of local steps"),
         ([3, 3], None, "loop.finetune: [3, 3]; it must be a list of different numbers"),
-        (3, 0.0, "loop.finetune_lr: 0.0; it must be positive and finite"),
-        (3, math.inf, "loop.finetune_lr: inf; it must be positive and finite"),
     ],
 )
 def test_impossible_fine_tuning_is_refused(steps, lr, line):

@@ -379,14 +379,14 @@ def test_messages_that_cannot_be_compressed_are_refused():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: TopK(0.0), "loop.stages: TopK.share: 0.0; it must be more than 0 and at most 1"),
+        (lambda: TopK(0.0), "loop.stages: TopK.share: 0.0; it must be positive and at most 1"),
         (lambda: RandomK(1.5), "loop.stages: RandomK.share: 1.5"),
         (lambda: QSGD(0), "loop.stages: QSGD.levels: 0; it must be a whole number from 1 to 32767"),
         (lambda: QSGD(2**15), "loop.stages: QSGD.levels: 32768; it must be a whole number from 1"),
-        (lambda: TopK(1.5), "loop.stages: TopK.share: 1.5; it must be more than 0 and at most 1"),
-        (lambda: RandomK(0.0), "loop.stages: RandomK.share: 0.0; it must be more than 0"),
+        (lambda: TopK(1.5), "loop.stages: TopK.share: 1.5; it must be positive and at most 1"),
+        (lambda: RandomK(0.0), "loop.stages: RandomK.share: 0.0; it must be positive"),
         (lambda: TopK(0.1, []), "loop.stages: TopK.messages: []; it must be a list of names"),
-        (lambda: PowerSGD(0), "loop.stages: PowerSGD.rank: 0; it must be at least 1"),
+        (lambda: PowerSGD(0), "loop.stages: PowerSGD.rank: 0; it must be a whole number of at"),
         (lambda: SignEF("w"), "loop.stages: SignEF.messages: 'w'; it must be a list of names"),
     ],
 )

@@ -218,17 +218,17 @@ def test_numbers_of_steps_are_read(given, steps, unseen):
 
 
 @pytest.mark.parametrize(
-    ("steps", "lr", "line"),
+    ("steps", "line"),
     [
-        (-1, None, "loop.finetune: -1; it must be a number of local steps of at least 0"),
-        ([2, True], None, "loop.finetune: [2, True]; it must be a number of local steps"),
-        (2**63, None, "loop.finetune: 9223372036854775808; it must be a number of local steps"),
-        ([3, 3], None, "loop.finetune: [3, 3]; it must be a list of different numbers"),
+        (-1, "loop.finetune: -1; it must be a number of local steps of at least 0"),
+        ([2, True], "loop.finetune: [2, True]; it must be a number of local steps"),
+        (2**63, "loop.finetune: 9223372036854775808; it must be a number of local steps"),
+        ([3, 3], "loop.finetune: [3, 3]; it must be a list of different numbers"),
     ],
 )
-def test_impossible_fine_tuning_is_refused(steps, lr, line):
+def test_impossible_fine_tuning_is_refused(steps, line):
     with refused(line):
-        Finetuning.read(steps, lr)
+        Finetuning.read(steps, None)
 
 
 def test_sums_are_exact_beyond_float32():

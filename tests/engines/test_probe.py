@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from pfl.engines.oracle import Oracle
 from pfl.engines.probe import _advice, _instead_of_classes, _outputs_needed, first_line
+from pfl.parameters import ParameterSpace
+from tests.refusal import refused
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,14 @@ def test_advice_for_inputs_that_a_network_cannot_process(error, inputs, words):
 def test_the_first_line_of_an_error():
     assert first_line(ValueError("\n  one\ntwo")) == "one"
     assert first_line(ValueError("\n")) == "no message"
+
+
+def test_a_loss_that_is_nan_for_finite_outputs_is_refused():
+    network = nn.Linear(2, 3)
+
+    def gap(outputs, targets):
+        return outputs.sum(1) * float("nan")
+
+    oracle = Oracle(network, ParameterSpace(network), gap, "sequential")
+    with refused("loss: gap gives NaN for finite outputs before any training"):
+        oracle.inspect(torch.ones(4, 2), torch.tensor([0, 1, 2, 0]), 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,12 +35,13 @@ from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
+from pfl.models.family import Family
 from pfl.parameters import ParameterSpace, checksum, frozen_parameters
 from pfl.proximal import soft_threshold
 from pfl.stages.factors import trained_factors
 
-Network: TypeAlias = Classifier | nn.Module
-"""Any network. The command line looks for a short name, such as MLP, among our own first."""
+Network: TypeAlias = Classifier | Family | nn.Module
+"""A network, or several. The command line looks for a short name, as MLP, among our own first."""
 
 
 class LocalTraining(MovableModule):
@@ -69,6 +71,7 @@ class LocalTraining(MovableModule):
 
     Attributes:
         network: The architecture. Its parameters are views of the global model.
+        family: The networks of the clients, where they have their own; None: all have `network`.
         space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
         oracle: Gives losses and gradients of many clients' models.
         factors: The layers with two factors of LoRA that are trained.
@@ -92,6 +95,10 @@ class LocalTraining(MovableModule):
         trainable: Trainable | str | None = None,
     ) -> None:
         super().__init__()
+        self.family: Family | None = None
+        if isinstance(network, Family):
+            self.family = network
+            network = copy.deepcopy(network.networks[network.names[0]])
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
         require_one_of("buffers", buffers, "average", "local")
@@ -166,8 +173,12 @@ class LocalTraining(MovableModule):
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads a state; the network's frozen parameters stay as they are."""
-        frozen = frozen_parameters(self.network).items()
-        own = {f"network.{name}": p.detach() for name, p in frozen}
+        own = {}
+        for place, module in self.named_modules():
+            if isinstance(module, LocalTraining):
+                prefix = f"{place}.network.".lstrip(".")
+                for name, p in frozen_parameters(module.network).items():
+                    own[prefix + name] = p.detach()
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
 
     @property

@@ -84,7 +84,7 @@ class FedALA(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        part = select_part(network, self.space, adaptive, "model.adaptive")
+        part = select_part(self.network, self.space, adaptive, "model.adaptive")
         require("share", share, 0 < share <= 1, "in (0, 1]")
         require("weight_lr", weight_lr, weight_lr > 0, "positive")
         require("threshold", threshold, threshold > 0, "positive")

@@ -93,7 +93,7 @@ class FedSLR(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        refuse_factors(network, "FedSLR")
+        refuse_factors(self.network, "FedSLR")
         require("proximal_step", proximal_step, proximal_step > 0, "positive")
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         require("sparse_penalty", sparse_penalty, sparse_penalty >= 0, "at least 0")

@@ -38,7 +38,7 @@ class GPGD(FederatedAlgorithm):
 
     def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        refuse_factors(network, "GPGD")
+        refuse_factors(self.network, "GPGD")
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
         self.add_server_state("ranks", self.space.full_ranks)

@@ -36,7 +36,7 @@ class LPGD(FederatedAlgorithm):
 
     def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
-        refuse_factors(network, "LPGD")
+        refuse_factors(self.network, "LPGD")
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
 

@@ -69,7 +69,7 @@ class FedBABU(FederatedAlgorithm):
         super().__init__(network, server_optimizer=None, **kwargs)
         require("finetune_epochs", finetune_epochs, finetune_epochs >= 1, "at least 1")
         require_one_of("finetune_part", finetune_part, "body", "head", "full")
-        part = select_part(network, self.space, head, "model.head")
+        part = select_part(self.network, self.space, head, "model.head")
         require_part("head", head, part)
         self.finetune_epochs = finetune_epochs
         self.finetune_part = finetune_part

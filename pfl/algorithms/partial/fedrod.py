@@ -70,7 +70,7 @@ class FedRoD(FederatedAlgorithm):
     def __init__(self, network: Network, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
         self.classes = linear_head(self).out_features
-        part = select_part(network, self.space, "head", "model.network")
+        part = select_part(self.network, self.space, "head", "model.network")
         if not part.any():
             raise ConfigError("model.network: the head is frozen; FedRoD trains it")
         self.add_constant("personal_part", part)

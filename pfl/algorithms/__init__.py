@@ -53,6 +53,8 @@ from pfl.algorithms.penalized.fedprox import FedProx as FedProx
 from pfl.algorithms.penalized.l2gd import L2GD as L2GD
 from pfl.algorithms.penalized.mr_mtl import MRMTL as MRMTL
 from pfl.algorithms.penalized.pfedme import pFedMe as pFedMe
+from pfl.algorithms.unequal.fedrolex import FedRolex as FedRolex
+from pfl.algorithms.unequal.heterofl import HeteroFL as HeteroFL
 from pfl.method import FederatedAlgorithm as FederatedAlgorithm
 
 __all__ = sorted(name for name, value in globals().items() if isinstance(value, type))

@@ -35,6 +35,7 @@ from pfl.method.neighbours import check_neighbours
 from pfl.method.round import run_round
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.transport import Compared, Pooled, Simulation, Transport, chunks_of
+from pfl.parameters import Layer
 from pfl.randomness import Secret
 from pfl.rounds.cohort import Cohort
 from pfl.stages.mean import Stages
@@ -121,6 +122,7 @@ class FederatedAlgorithm(Method):
         self._rounds_apart = 1  # rounds between two scheduled evaluations
         self._loaded: dict[str, Any] | None = None
         self.members = ()
+        self._server_layers = self.space.layers
         self._follows: bool | None = None  # whether a member has the server's model; None: unknown
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -181,13 +183,20 @@ class FederatedAlgorithm(Method):
             self.space.vector.data = values
             self.space.point(self.space.parameters_of(self.network), values)
 
+    @property
+    def server_layers(self) -> list[Layer]:
+        """The parameters of the server's network; a client's may have other ones."""
+        return self._server_layers
+
     def join(self, server: FederatedAlgorithm) -> None:
         """Acts for clients with this method's network in the run of a server's method."""
         self.progress = server.progress
+        self._server_layers = server.space.layers
         self.states = MemberStates(self.states)
-        # What the server sends to single clients is the server's to say.
+        # What the server sends to single clients, and how large its model is, the server says.
         self.__dict__["download_for"] = server.download_for
         self.__dict__["evaluation_for"] = server.evaluation_for
+        self.__dict__["global_size"] = server.global_size
 
     def attach(self, trainer: pl.Trainer) -> None:
         """Belongs to a Trainer that neither fits nor tests, such as that of an export."""

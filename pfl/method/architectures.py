@@ -7,6 +7,7 @@ Who may average what follows from what is sent:
   network has as many; each reader puts them where its own network has them.
 - A message with `places` says where in the server's model its values lie. The server gets the mean
   of each value over the clients that have it; a value that nobody of the round has stays.
+- A model without bytes, such as the one with which clients begin, is what each network has.
 - Whole models of networks that differ are refused.
 """
 
@@ -52,6 +53,7 @@ class Architectures(Stage):
         self._names = names
         self._kinds = kinds
         self._masks: dict[str, list[Tensor]] = {}  # by message: each network's, then the server's
+        self._own: dict[str, list[Tensor]] = {}  # by message without bytes: what each network has
         self._spread: set[str] = set()  # messages with places
         self._widths: dict[str, int] = {}
         model = server.global_model.data_ptr()
@@ -70,10 +72,10 @@ class Architectures(Stage):
 
     def _check_down(self, name: str, messages: list[Message]) -> None:
         """Notes the masks of a message that the server sends, or refuses it."""
+        everyone = [*self._members, self._server]
         masks = [message.mask for message in messages]
         if all(mask is not None for mask in masks):
             known = [mask for mask in masks if mask is not None]
-            everyone = [*self._members, self._server]
             pairs = list(zip(everyone, known, strict=True))
             parts = [_shapes(method.space, mask) for method, mask in pairs]
             for number, part in enumerate(parts):
@@ -86,9 +88,19 @@ class Architectures(Stage):
                     )
             self._masks[name] = known
             return
+        if not self._alike and all(
+            self._is_known(*pair) for pair in zip(everyone, messages, strict=True)
+        ):
+            self._own[name] = [message.values.clone() for message in messages]
+            return
         widths = {message.values.shape[-1] for message in messages}
         if len(widths) > 1 or self._is_model(name, messages[0].values, self._members[0]):
             raise self._refused(name)
+
+    def _is_known(self, method: Method, message: Message) -> bool:
+        """Returns whether a message is a model without bytes, as that with which clients begin."""
+        nothing = isinstance(message.nbytes, int) and message.nbytes == 0
+        return nothing and message.values.shape[-1] == method.space.size
 
     def _is_model(self, name: str, values: Tensor, member: Method) -> bool:
         """Returns whether a message is a whole model of a network that not all have."""
@@ -108,13 +120,16 @@ class Architectures(Stage):
         return {name: self._narrow(name, message, -1) for name, message in messages.items()}
 
     def received(self, clients: Clients) -> None:
-        if not self._masks:
-            return
         kind = self._kind(clients)
+        size = self._members[kind].space.size
         received = {}
         for name, values in clients.received.items():
             if name in self._masks:
                 values = _wide(values, self._masks[name][kind])
+            if name in self._own:
+                values = self._own[name][kind]
+            if name == "w" and values.shape[-1] not in (0, size):
+                raise self._refused(name)
             received[name] = values
         clients.received = received
 

@@ -12,6 +12,7 @@ values, and has zeros after them. Messages are described in `pfl.method.architec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -180,6 +181,14 @@ class FamilySimulation(Simulation):
         if not begun:  # a process without clients gives the widths of the sums
             yield from super().train(members[0], self._part(cohort, cohort.ids[:0]), download, read)
 
+    def train_group(
+        self, method: Method, download: Messages, read: Read | None, clients: Clients
+    ) -> Group:
+        if not len(clients):  # it gives the widths of the sums, which no network decides
+            method = self.members[0]
+            clients = replace(clients, state={})
+        return super().train_group(method, download, read, clients)
+
     def receiver(self, method: Method) -> Callable[[Clients], None]:
         return super().receiver(self._server[0])
 
@@ -225,6 +234,12 @@ class FamilyEvaluation(Evaluation):
             super().update(member, own)
         if algorithm.has_global:
             self._global_numbers = self._server.global_size()
+
+    def _score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
+        if not len(clients):
+            self._metric(name, kind)
+            return
+        super()._score_own(name, kind, algorithm, clients)
 
     def _score_models(self, name: str, algorithm: Method, clients: Clients) -> None:
         if algorithm.has_global:

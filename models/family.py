@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 from torch import nn
 
-from .classifier import head_name, replace_layer
+from .classifier import Classifier, head_name, replace_layer
 
 BY_RULE = ("turn", "size")
 
@@ -53,7 +53,7 @@ class Family:
 
     def __init__(
         self,
-        networks: Mapping[str, nn.Module],
+        networks: Mapping[str, Classifier | nn.Module],
         *,
         clients: str | Mapping[str, str] = "turn",
         shares: Mapping[str, float] | None = None,
@@ -134,7 +134,7 @@ class Family:
         return rng.permutation(numbers)
 
 
-def _check_shares(shares: Mapping[str, float], networks: Mapping[str, Any]) -> None:
+def _check_shares(shares: Mapping[str, float], networks: Mapping[str, object]) -> None:
     for name, share in shares.items():
         if name not in networks:
             raise ValueError(

@@ -16,7 +16,6 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pfl.clients import Clients
 from pfl.communication import Ledger, Message
@@ -89,13 +88,6 @@ class FederatedAlgorithm(Method):
     context: RunContext
     members: Sequence[FederatedAlgorithm]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Notes the arguments, with which the members of a family are made."""
-        method = super().__new__(cls)
-        if args or kwargs:
-            method.__dict__["_arguments"] = (args, kwargs)
-        return method
-
     def __init__(
         self,
         network: Network,
@@ -155,12 +147,7 @@ class FederatedAlgorithm(Method):
         """Makes a method of the same class and arguments for each network of a family."""
         if self.family is None or self.members:
             return
-        args, kwargs = self.__dict__["_arguments"]
-        given = {name: value for name, value in kwargs.items() if name != "network"}
-        made = [
-            type(self)(copy.deepcopy(network), *args[1:], **given)
-            for network in self.family.networks.values()
-        ]
+        made = [self.made_with(copy.deepcopy(one)) for one in self.family.networks.values()]
         self.members = nn.ModuleList(made).to(self.space.vector)  # type: ignore[assignment]
         for member in self.members:
             member.follow(self)

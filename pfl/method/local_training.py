@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
@@ -44,7 +45,27 @@ Network: TypeAlias = Classifier | Family | nn.Module
 """A network, or several. The command line looks for a short name, as MLP, among our own first."""
 
 
-class LocalTraining(MovableModule):
+class Remade:
+    """An object that can be made once more, with another network.
+
+    A class of its own, below the methods: the command line asks the `__init__` of a class for its
+    options only where `__new__` is that of a base class.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        if args or kwargs:  # a copy has none
+            made.__dict__["_made_of"] = (args, kwargs)
+        return made
+
+    def made_with(self, network: nn.Module) -> Self:
+        """Returns an object of the same class and arguments, with another network."""
+        args, kwargs = self.__dict__["_made_of"]
+        others = {name: value for name, value in kwargs.items() if name != "network"}
+        return type(self)(network, *args[1:], **others)
+
+
+class LocalTraining(Remade, MovableModule):
     """A network, the engine that runs it with the models of many clients, and their local steps.
 
     Args:

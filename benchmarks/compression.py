@@ -1,4 +1,4 @@
-"""The table of docs/compression.md.
+"""The table of docs/record/compression.md.
 
     pfl compare results/compression
     python -m benchmarks.compression runs/compare/compression    # runs.csv and the table

@@ -5,7 +5,7 @@
     python -m benchmarks.leaderboard                       # tables and figure of rounds.csv
 
 A row of rounds.csv is a model of a run in an evaluated round. What is computed stands in
-docs/leaderboard-protocol.md.
+docs/record/leaderboard-protocol.md.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The tables of docs/movielens.md, of heads in closed form and of the runs of two comparisons.
+"""The tables of docs/record/movielens.md: heads in closed form, and the runs of two comparisons.
 
     python -m benchmarks.movielens closed-form           # closed-form.csv, and all tables
     python -m benchmarks.movielens HEAD_RUNS LORA_RUNS   # runs.csv of the folders, and all tables

@@ -16,6 +16,7 @@ from pfl.algorithms.averaging.scaffold import SCAFFOLD as SCAFFOLD
 from pfl.algorithms.clusters.cfl import CFL as CFL
 from pfl.algorithms.clusters.ifca import IFCA as IFCA
 from pfl.algorithms.features.feddbe import FedDBE as FedDBE
+from pfl.algorithms.features.feddistill import FedDistill as FedDistill
 from pfl.algorithms.features.fedgh import FedGH as FedGH
 from pfl.algorithms.features.fedpac import FedPAC as FedPAC
 from pfl.algorithms.features.fedproto import FedProto as FedProto

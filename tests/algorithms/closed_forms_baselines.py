@@ -288,6 +288,15 @@ def prototypes(x: Exchange) -> tuple[float, float]:
     return down, own * (2 + features)
 
 
+def class_probabilities(x: Exchange) -> tuple[float, float]:
+    """FedDistill: the probabilities of a class and its number, down for all classes once others
+    have sent theirs, up for each class of the client."""
+    outputs = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[0]
+    own = int(np.count_nonzero(x.sent["means"].reshape(outputs, 1 + outputs)[:, 0]))
+    down = outputs * (1 + outputs) if x.round else 0
+    return down, own * (1 + outputs)
+
+
 def dense_and_mean(x: Exchange) -> tuple[float, float]:
     """FedDBE: P each way; the K features' mean up in the first round, and down in the others."""
     features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[1]
@@ -300,6 +309,12 @@ def body_head_and_statistics(x: Exchange) -> tuple[float, float]:
     down, up = prototypes(x)
     outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
     return x.size + down, x.size + 1 + outputs * features + up
+
+
+def plain_averaging(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """HeteroFL and FedRolex with one network: FedAvg with equal weights, whose w all clients have."""
+    w = mean_of(1 - (1 - lr * q.curvatures) ** local_steps, q)
+    return w, np.tile(w, (len(q.optima), 1))
 
 
 def everything_in_the_mask(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:

@@ -212,6 +212,16 @@ ENTRIES = [
         trained_with_private=True,
     ),
     Method(
+        "FedDistill",
+        forms.alone,  # without the penalty, as the softmax of linear scores has no closed form
+        more.class_probabilities,
+        problem=forms.with_classes,
+        classes=True,
+        private=("w",),
+        trained_with_private=True,
+        settle={"lr": 0.4, "local_steps": 6, "penalty": 0.0},
+    ),
+    Method(
         "FedRoD",
         more.heads_added,
         forms.dense,
@@ -280,6 +290,8 @@ ENTRIES = [
         rounds=30,
     ),
     Method("GlobalTrain", more.pooled_minimum, forms.nothing),
+    Method("HeteroFL", more.plain_averaging, forms.dense),  # with one network for all
+    Method("FedRolex", more.plain_averaging, forms.dense),
     Method(
         "IFCA",
         more.averaging_in_groups,

@@ -20,7 +20,7 @@ from scipy import stats
 import datamodules
 import models
 import pfl.algorithms
-from benchmarks import compression
+from benchmarks import compression, published
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl.cli import main
@@ -32,6 +32,7 @@ from tests.problems import run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS += [ROOT / "datamodules" / "README.md"]
 
 
 def section(document: str, heading: str) -> str:
@@ -303,9 +304,10 @@ def test_the_readme_names_every_method_by_family():
 
 def test_the_leaderboard_has_the_numbers_of_its_runs():
     """Every cell of its four tables, the ranks, and the critical difference of its caption."""
-    page = (ROOT / "docs" / "results.md").read_text()
+    pages = (ROOT / "docs" / "results.md", ROOT / "docs" / "record" / "leaderboard.md")
+    page = "".join(path.read_text() for path in pages)
     runs: dict[Any, list[dict[str, float]]] = {}
-    for row in table(ROOT / "docs" / "data" / "results" / "leaderboard" / "rounds.csv"):
+    for row in published.rows("results/leaderboard/rounds"):
         key = row.pop("problem"), row.pop("method"), row.pop("model"), row.pop("seed")
         runs.setdefault(key, []).append({name: float(value) for name, value in row.items()})
     problems = list(dict.fromkeys(key[0] for key in runs))
@@ -362,7 +364,7 @@ def test_the_leaderboard_has_the_numbers_of_its_runs():
         cells = [f"{np.mean(scores(problem, row, 'test')):.1f}" for row in both]
         assert f"| {' | '.join([problem, *ends_at, *cells])} |" in page
     longer: dict[Any, dict[str, list[float]]] = {}
-    for row in table(ROOT / "docs" / "data" / "results" / "leaderboard" / "longer.csv"):
+    for row in published.rows("results/leaderboard/longer"):
         key = row["method"], row["model"]
         longer.setdefault(key, {}).setdefault(row["problem"], []).append(100 * float(row["test"]))
     for row, found in longer.items():
@@ -370,7 +372,7 @@ def test_the_leaderboard_has_the_numbers_of_its_runs():
         for problem in ("users", "schools"):
             cells += [np.mean(scores(problem, row, "test")), np.mean(found[problem])]
         assert f"| {row[0]} | {' | '.join(f'{cell:.1f}' for cell in cells)} |" in page
-    attention = table(ROOT / "docs" / "data" / "results" / "leaderboard" / "attention.csv")
+    attention = published.rows("results/leaderboard/attention")
     late = [100 * float(row["share"]) for row in attention if row["round"] == "60"]
     early = [100 * float(row["share"]) for row in attention if row["round"] == "2"]
     alike = [100 * float(row["pairs"]) for row in attention]
@@ -389,7 +391,7 @@ def test_the_compression_page_has_the_numbers_of_its_runs():
     page = (ROOT / "docs" / "record" / "compression.md").read_text()
     assert compression.table(compression.Runs()) in page + "\n"
     assert len(page.split("|---|")[0].split()) + len(page.rpartition("|")[2].split()) <= 600
-    rows = table(ROOT / "docs" / "data" / "results" / "compression" / "runs.csv")
+    rows = published.rows("results/compression/runs")
     found: dict[Any, dict[str, list[dict[str, str]]]] = {}
     for row in rows:
         place = row["problem"], row["method"], row["sent"]
@@ -410,13 +412,12 @@ def test_the_compression_page_has_the_numbers_of_its_runs():
 def test_the_movielens_page_has_the_numbers_of_its_runs():
     """Every row of its tables: means and deviations over five seeds, of what the runs found."""
     page = (ROOT / "docs" / "record" / "movielens.md").read_text()
-    folder = ROOT / "docs" / "data" / "results" / "movielens"
     rows: dict[Any, list[dict[str, str]]] = {}
     for name, keys in (
         ("closed-form", ["head"]),
         ("runs", ["users", "trained", "method", "model"]),
     ):
-        for row in table(folder / f"{name}.csv"):
+        for row in published.rows(f"results/movielens/{name}"):
             rows.setdefault(tuple(row[key] for key in keys), []).append(row)
     for key, seeds in rows.items():
         assert sorted(row["seed"] for row in seeds) == list("12345"), key
@@ -569,7 +570,7 @@ def test_the_table_of_methods_names_tests_that_exist():
 
 def test_errata_of_the_papers_name_tests_that_exist():
     written = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    for page in (ROOT / "docs" / "papers").glob("*.md"):
+    for page in (ROOT / "docs" / "record").glob("*.md"):
         named = re.findall(r"`(test_\w+)`", page.read_text())
         assert [name for name in named if f"def {name}(" not in written] == [], page.name
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_optional, check_whole, require_value
+from ..errors import ConfigError, check_whole, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
+from ..ranges import Count, as_int
 from .label_skew import CountsByClass
 from .partitioner import Columns, Partitioner, even_owners
 
@@ -26,16 +27,16 @@ class Within(Partitioner):
         groups: The number of groups; None if `outer` determines it, as `Natural` does.
 
     Example:
-        >>> from datamodules import DigitsDataModule, Dirichlet, Shards
+        >>> from pfl.datamodules import DigitsDataModule, Dirichlet, Shards
         >>> rule = Within(Dirichlet(5.0), Shards(2), groups=3)
         >>> DigitsDataModule(num_clients=9, partition=rule).client_sizes.shape
         (9,)
     """
 
-    def __init__(self, outer: Partitioner, inner: Partitioner, groups: int | None = None) -> None:
+    def __init__(self, outer: Partitioner, inner: Partitioner, groups: Count | None = None) -> None:
         self.outer = outer
         self.inner = inner
-        self.groups = check_optional("Within.groups", groups)
+        self.groups = as_int(groups)
         known = groups is not None or outer.counts_clients
         require_value("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
@@ -90,7 +91,7 @@ class Sizes(Partitioner):
     Samples beyond the sum of the `sizes` are not used.
 
     Example:
-        >>> from datamodules import DigitsDataModule, SplitOwn
+        >>> from pfl.datamodules import DigitsDataModule, SplitOwn
         >>> data = DigitsDataModule(None, Sizes([100, 40, 10]), SplitOwn(0.5, validation=0.0))
         >>> data.client_sizes
         array([50, 20,  5])
@@ -134,7 +135,7 @@ class LabelDistribution(CountsByClass):
         size: With shares: n, the number of samples of a client; None for the default above.
 
     Example:
-        >>> from datamodules import DigitsDataModule, SplitOwn
+        >>> from pfl.datamodules import DigitsDataModule, SplitOwn
         >>> table = np.eye(10)[:3] + np.eye(10)[1:4]  # client i has the classes i and i + 1
         >>> rule = LabelDistribution(table, size=40)
         >>> data = DigitsDataModule(None, rule, SplitOwn(0.5, validation=0.0))
@@ -148,7 +149,7 @@ class LabelDistribution(CountsByClass):
     def __init__(
         self,
         distribution: Sequence[Sequence[float]] | str | os.PathLike | np.ndarray,
-        size: int | None = None,
+        size: Count | None = None,
     ) -> None:
         key = "LabelDistribution.distribution"
         if isinstance(distribution, str | os.PathLike):
@@ -170,7 +171,7 @@ class LabelDistribution(CountsByClass):
         require_value(
             key, f"rows {empty} of zeros", not empty, "a table whose rows have a positive sum"
         )
-        self.size = check_optional("LabelDistribution.size", size)
+        self.size = as_int(size)
         self._table = table
         # Rows that each sum to one could be counts, too, but then of clients with one sample.
         self._counts = bool((table == table.round()).all()) and bool((table.sum(1) > 1).any())

@@ -13,8 +13,9 @@ from math import ceil
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, require_value
+from ..errors import ConfigError, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
+from ..ranges import Count, CountOrZero, Positive
 from .label_skew import CountsByClass, check_classes, class_labels
 from .partitioner import Partitioner, check_clients, check_least
 from .sample_values import Natural
@@ -36,7 +37,7 @@ class FedSLRDirichlet(Partitioner):
     each class, is 0.1.
 
     Example:
-        >>> from datamodules import DigitsDataModule, MatchLabels
+        >>> from pfl.datamodules import DigitsDataModule, MatchLabels
         >>> data = DigitsDataModule(10, FedSLRDirichlet(0.1), MatchLabels(20, validation=0.0))
         >>> data.client_sizes  # of 1,442 training images
         array([146, 144, 144, 144, 144, 144, 144, 144, 144, 144])
@@ -47,8 +48,7 @@ class FedSLRDirichlet(Partitioner):
         "where a class runs out (FedSLR, FedDyn)"
     )
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        require_value("FedSLRDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+    def __init__(self, alpha: Positive = 0.1) -> None:
         self.alpha = alpha
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
@@ -90,7 +90,7 @@ class PFLlibDirichlet(CountsByClass):
     order of the classes, in rounding, and in `min_size`.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=PFLlibDirichlet(0.1))
         >>> data.left_out()["samples_unused"]
         0
@@ -98,8 +98,7 @@ class PFLlibDirichlet(CountsByClass):
 
     words = "class proportions over the clients as PFLlib's dir (alpha={alpha})"
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        require_value("PFLlibDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+    def __init__(self, alpha: Positive = 0.1) -> None:
         self.alpha = alpha
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
@@ -137,7 +136,7 @@ class PFLlibPathological(CountsByClass):
     `PFLlibDirichlet`. The last of them gets the rest. Which classes a client has is not random.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=PFLlibPathological(4))
         >>> (data.label_counts() > 0).astype(int)[:3]
         array([[1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
@@ -145,8 +144,8 @@ class PFLlibPathological(CountsByClass):
                [0, 0, 0, 0, 1, 1, 1, 1, 0, 0]])
     """
 
-    def __init__(self, classes: int = 2, balance: bool = False) -> None:
-        self.classes = check_whole("PFLlibPathological.classes", classes)
+    def __init__(self, classes: Count = 2, balance: bool = False) -> None:
+        self.classes = int(classes)
         self.balance = balance
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
@@ -192,7 +191,7 @@ class FLBenchClasses(CountsByClass):
     used. `ClassesPerClient` balances the number of clients per class instead.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=FLBenchClasses(3))
         >>> (data.label_counts() > 0).sum(1)
         array([3, 3, 3, 3, 3])
@@ -200,8 +199,8 @@ class FLBenchClasses(CountsByClass):
 
     words = "{classes} random classes per client as in FL-bench"
 
-    def __init__(self, classes: int = 2) -> None:
-        self.classes = check_whole("FLBenchClasses.classes", classes)
+    def __init__(self, classes: Count = 2) -> None:
+        self.classes = int(classes)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         key = "FLBenchClasses.classes"
@@ -227,7 +226,7 @@ class LEAF(Natural):
     `SplitOwn(test=0.1, validation=0)`; its `--iid` is `IID()`.
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> users = ["ann"] * 12 + ["bob"] * 3 + ["eve"] * 15
         >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=LEAF(users))
         >>> data.num_clients, data.left_out()["samples_unused"]
@@ -239,10 +238,10 @@ class LEAF(Natural):
     def __init__(
         self,
         client_ids: Sequence[str | int] | str | np.ndarray | None = None,
-        min_samples: int = 10,
+        min_samples: Count = 10,
     ) -> None:
         super().__init__(client_ids)
-        self.min_samples = check_whole("LEAF.min_samples", min_samples)
+        self.min_samples = int(min_samples)
 
     def count(self) -> int:
         sizes = np.unique(self.sample_values(), return_counts=True)[1]
@@ -271,7 +270,7 @@ class FlukeDirichlet(CountsByClass):
     A client thus has samples of every class.
 
     Example:
-        >>> from datamodules import DigitsDataModule, SplitOwn
+        >>> from pfl.datamodules import DigitsDataModule, SplitOwn
         >>> rule = FlukeDirichlet(0.1, min_ex_class=4)
         >>> data = DigitsDataModule(5, rule, SplitOwn(test=0.0, validation=0.0))
         >>> bool((data.label_counts() >= 4).all())
@@ -283,10 +282,9 @@ class FlukeDirichlet(CountsByClass):
         "drawn from a Dirichlet distribution (fluke, beta={beta})"
     )
 
-    def __init__(self, beta: float = 0.1, min_ex_class: int = 2) -> None:
-        require_value("FlukeDirichlet.beta", beta, 0 < beta < np.inf, "positive and finite")
+    def __init__(self, beta: Positive = 0.1, min_ex_class: CountOrZero = 2) -> None:
         self.beta = beta
-        self.min_ex_class = check_whole("FlukeDirichlet.min_ex_class", min_ex_class, 0)
+        self.min_ex_class = int(min_ex_class)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         rarest = available.min()
@@ -307,7 +305,7 @@ class FlukeClasses(Partitioner):
     Every sample then goes to one of the clients of its class, all equally likely.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=10, partition=FlukeClasses(3))
         >>> bool(((data.label_counts() > 0).sum(1) <= 3).all())
         True
@@ -315,8 +313,8 @@ class FlukeClasses(Partitioner):
 
     words = "{class_per_client} random classes per client as in fluke"
 
-    def __init__(self, class_per_client: int = 2) -> None:
-        self.class_per_client = check_whole("FlukeClasses.class_per_client", class_per_client)
+    def __init__(self, class_per_client: Count = 2) -> None:
+        self.class_per_client = int(class_per_client)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
@@ -348,7 +346,7 @@ class FlukeQuantity(Partitioner):
     larger α.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> sizes = DigitsDataModule(num_clients=5, partition=FlukeQuantity()).client_sizes
         >>> bool(sizes[4] > sizes[:4].sum())
         True
@@ -359,10 +357,9 @@ class FlukeQuantity(Partitioner):
         "assigned uniformly at random"
     )
 
-    def __init__(self, alpha: float = 4.0, min_quantity: int = 2) -> None:
-        require_value("FlukeQuantity.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+    def __init__(self, alpha: Positive = 4.0, min_quantity: Count = 2) -> None:
         self.alpha = alpha
-        self.min_quantity = check_whole("FlukeQuantity.min_quantity", min_quantity)
+        self.min_quantity = int(min_quantity)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         least = self.min_quantity

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, check_whole, require_value
+from ..errors import ConfigError, require_value
 from ..partitions.index_arrays import IndexArrays
 from ..randomness import choice, fold, uniform
+from ..ranges import Checked, Count, Share
 from ..samples.samples import Samples, TensorSamples, are_scaled, check_finite
 
 _BLOCK = 1 << 22  # values that are converted to float64 at a time
@@ -44,7 +45,7 @@ class Draws(NamedTuple):
     visit: Tensor | None
 
 
-class Transform(ABC):
+class Transform(Checked, ABC):
     """A change of inputs that is made batch by batch, when the samples are gathered.
 
     A subclass implements `__call__`. Its result for an input must not depend on the other inputs of
@@ -58,7 +59,7 @@ class Transform(ABC):
         >>> class Darken(Transform):
         ...     def __call__(self, inputs, draws):
         ...         return inputs / 2
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> data = TensorDataModule(torch.ones(9, 1, 4, 4), torch.zeros(9), num_clients=3,
         ...                         transforms=[Darken()])
         >>> next(iter(data.client(0).train_dataloader()))[0].max()
@@ -106,7 +107,7 @@ class Normalize(Transform):
             "trained" on, or of those of each "client".
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> inputs = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
         >>> data = TensorDataModule(inputs, torch.zeros(2), num_clients=1, transforms=[Normalize()])
         >>> data.transforms
@@ -119,8 +120,6 @@ class Normalize(Transform):
         std: Sequence[float] | None = None,
         of: Literal["all", "trained", "client"] = "all",
     ) -> None:
-        kinds = ("all", "trained", "client")
-        require_value("Normalize.of", of, of in kinds, ", ".join(kinds))
         require_value("Normalize.of", of, mean is None or of == "all", "all, as mean is given")
         self._of = of
         self.mean = None
@@ -228,7 +227,7 @@ class TimeFirst(Transform):
     It comes after `Normalize`, which takes the second axis for the columns.
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> data = TensorDataModule(torch.ones(9, 2, 24), torch.zeros(9), num_clients=1,
         ...                         transforms=[TimeFirst()])
         >>> data.input_shape
@@ -258,9 +257,8 @@ class RandomCrop(Transform):
         RandomCrop(padding=2, probability=1.0)
     """
 
-    def __init__(self, padding: int = 4, probability: float = 1.0) -> None:
-        self.padding = check_whole("RandomCrop.padding", padding)
-        require_value("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
+    def __init__(self, padding: Count = 4, probability: Share = 1.0) -> None:
+        self.padding = int(padding)
         self.probability = probability
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -284,10 +282,7 @@ class HorizontalFlip(Transform):
         HorizontalFlip(probability=0.5)
     """
 
-    def __init__(self, probability: float = 0.5) -> None:
-        require_value(
-            "HorizontalFlip.probability", probability, 0 <= probability <= 1, "from 0 to 1"
-        )
+    def __init__(self, probability: Share = 0.5) -> None:
         self.probability = probability
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -312,7 +307,7 @@ class Apply(Transform):
     refused, as these would depend on the rest of the batch.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(transforms=[Apply(torch.nn.Upsample(scale_factor=4))])
         >>> data.input_shape
         torch.Size([1, 32, 32])
@@ -341,7 +336,7 @@ class Pipeline:
     """The transforms of a data module, applied one after another to gathered samples.
 
     Example:
-        >>> from datamodules import HorizontalFlip
+        >>> from pfl.datamodules import HorizontalFlip
         >>> pipeline, images = Pipeline([HorizontalFlip(1.0)]), torch.rand(2, 1, 4, 4)
         >>> owners, samples = torch.tensor([7, 7]), torch.tensor([0, 1])
         >>> torch.equal(pipeline(images, owners, samples), images)  # no augmentation

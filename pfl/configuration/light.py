@@ -6,9 +6,10 @@ installed package changes. `Check` reads a later command line by these notes. It
 a command has one mistake and everything else of it is understood to be right; then the parser would
 say the same. In all other cases it is silent, and the parser decides.
 
-It knows the keys, the options of pfl's classes and the values of simple types. It does not know
-classes of the user, values with a type of their own (functions, paths, dictionaries), ranges, which
-constructors check, nor the files of `pfl compare` and other commands that describe many runs.
+It knows the keys, the options of pfl's classes, the values of simple types, and the ranges of the
+numbers of the method and of the group `loop`. It does not know classes of the user, values with a
+type of their own (functions, paths, dictionaries), conditions that a constructor checks, nor the
+files of `pfl compare` and other commands that describe many runs.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ import yaml
 from pfl.configuration.files import CONFIG, find_configs, read
 from pfl.configuration.keys import no_class, no_option, unknown_key
 from pfl.datamodules.files import new_content
+from pfl.datamodules.ranges import Range
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pfl", "models", "datamodules")
+PACKAGES = ("pfl", "pfl/models", "pfl/datamodules")  # the search follows no links
 LIBRARIES = ("torch", "lightning", "jsonargparse")
 OURS = ("pfl.", "torch.", "torchmetrics.", "lightning.")  # whose classes are noted
 COLORS = ("COLUMNS", "TERM", "NO_COLOR", "FORCE_COLOR", "PYTHON_COLORS")
@@ -58,10 +60,9 @@ def notes_file() -> Path:
     """Returns the file of the notes that hold for pfl's files and the packages as they are."""
     digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
     for name in PACKAGES:
-        for path in sorted((ROOT / name).rglob("*.py*")):
-            if path.suffix != ".pyc":
-                stat = path.stat()
-                digest.update(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode())
+        for path in sorted((ROOT / name).rglob("*.py")):
+            stat = path.stat()
+            digest.update(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode())
     for name in LIBRARIES:
         digest.update(version(name).encode())
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
@@ -74,7 +75,7 @@ def notes_file() -> Path:
 def read_notes() -> dict[str, Any]:
     """Returns the notes; empty ones if there are none that can be read."""
     try:
-        notes = json.loads(notes_file().read_text())
+        notes = json.loads(notes_file().read_text(encoding="utf-8"))
     except NO_NOTES:
         notes = {}
     return {"runs": {}, "classes": {}, "types": {}, "names": {}, "help": {}, **notes}
@@ -261,6 +262,8 @@ class Check:
         right = self._right(kind["of"], key, loaded)
         if right is not True and loaded is not value:
             right = self._right(kind["of"], key, value) or right
+        if right and "range" in kind:
+            self._number(kind, key, loaded)
         if right or len(self._mistakes) > found:
             return
         if isinstance(value, str) and (
@@ -280,6 +283,24 @@ class Check:
         elif "classes" in kind and isinstance(name, str) and PLAIN.match(name) and " " not in name:
             self._mistakes.append(f"{_where(key)}: {no_class(name, kind['classes'])}")
         else:
+            self._unsure = True
+
+    def _number(self, kind: dict[str, Any], key: str, value: Any) -> None:
+        """Checks a number of the right type against the range of its argument."""
+        if not isinstance(value, int | float):
+            return
+        if kind["float"]:
+            value = float(value)
+        one = Range(**kind["range"])
+        if value in one:
+            return
+        group, _, name = key.partition(".")
+        if group in ("model", "loop") and "." not in name:
+            words = one.expected(value)
+            if kind["null"]:
+                words += ", or null"
+            self._mistakes.append(f"{key}: {value!r}; it must be {words}")
+        else:  # the line names the class, which is the value of another key
             self._unsure = True
 
     def _right(self, kind: dict[str, Any], key: str, value: Any) -> bool | None:

@@ -14,10 +14,12 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+import pfl
 from pfl import algorithms, callbacks, datamodules, method, models
-from pfl._path import PACKAGES, users_module
+from pfl._private import set_types
 from pfl.aggregation import attacks, robust
 from pfl.configuration.keys import closest, no_class, no_option, unknown_key
+from pfl.datamodules.ranges import limits
 from pfl.errors import ConfigError, printable
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
@@ -173,9 +175,12 @@ def _describe(words: str, owner: str, types: str, value: str) -> str:
             if made:
                 return f"{made[1]}({made[2]}); {advice}"
             return shown + advice
-    for name in PACKAGES:
-        if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
-            return f"{shown}{words}; {name} is {found.origin}, pfl's own is pfl.{name}"
+    name = (owner or value).partition(".")[0]
+    if name in ("models", "datamodules") and sys.modules.get(name) is not getattr(pfl, name):
+        users = ""
+        if file := getattr(sys.modules.get(name), "__file__", None):
+            users = f"{name} is {file}, "
+        return f"{shown}{words}; {users}pfl's own is pfl.{name}"
     if "is abstract" in words:
         return _abstract(value) or "the class is abstract" + closest("", classes_of(types))
     if "subclass of" in words:
@@ -189,8 +194,9 @@ def _abstract(value: str) -> str | None:
     if match is None:
         return None
     module, _, name = match[1].rpartition(".")
-    lacks = getattr(getattr(sys.modules.get(module), name, None), "__abstractmethods__", ())
-    if module.startswith(("pfl.", *PACKAGES)) or not lacks:
+    cls = getattr(sys.modules.get(module), name, None)
+    lacks = getattr(cls, "__abstractmethods__", ())
+    if not lacks or cls.__module__.startswith("pfl."):
         return None
     return f"{module}.{name}; it is abstract: write {', '.join(sorted(lacks))}"
 
@@ -198,6 +204,7 @@ def _abstract(value: str) -> str | None:
 def _type(text: str) -> str:
     """Returns Python's notation of a type, or of a list of types, in plain words."""
     text = re.sub(r"<class '([^']+)'>", r"\1", text)
+    text = re.sub(r"\btyping\.Annotated\[(\w+), [^]]*\]", r"\1", text)
     text = re.sub(r"\b(?:collections\.abc|pfl\.[\w.]*)\.(?=[A-Z])", "", text)
     text = re.sub(r"\btyping\.|(?:typing\.)?Literal\[([^]]*)\]", r"\1", text)
     return text.replace("NoneType", "null").replace("Sequence", "list")
@@ -247,6 +254,7 @@ def class_parser(owner: str) -> ArgumentParser:
     parser = ArgumentParser()
     if isinstance(cls, type):
         parser.add_class_arguments(cls, fail_untyped=False)
+        set_types(parser, {name: limit.annotation for name, limit in limits(cls).items()})
     elif callable(cls):  # such as models.replace_batch_norm
         parser.add_function_arguments(cls, fail_untyped=False)
     return parser

@@ -1,9 +1,10 @@
 """Runs whose clients have networks of their own: one method object for each network.
 
 The method that Lightning runs is the server. Its *members* are methods of the same class with the
-same arguments, one for each network of a `models.Family`: they have the network's parameter space,
-its engine and its constants, and act for the clients that have the network. What the server and all
-clients share, such as the facts of the run, stands in the server and is read through the members.
+same arguments, one for each network of a `pfl.models.Family`: they have the parameter space of the
+network, its engine and its constants, and act for the clients that have the network. What the
+server and all clients share, such as the facts of the run, stands in the server and is read through
+the members.
 
 Rows of states are as wide as those of the widest network: a client's row begins with its own
 values, and has zeros after them. Messages are described in `pfl.method.architectures`.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.communication import Message, dense
+from pfl.communication import Message, ToSend, dense
 from pfl.engines.objective import BatchSamples, Objective
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
@@ -91,8 +91,8 @@ class NestedNetworks(FederatedAlgorithm):
     w^{t+1}[p] = the mean of w_i[p] over the clients of the round whose parts have p, and w^t[p]
     where none has it.
 
-    The networks are a `models.Family`, the widest one first, which is the server's. A subclass says
-    with `first_unit` which units the parts have.
+    The networks are a `pfl.models.Family`, the widest one first, which is that of the server. A
+    subclass says with `first_unit` which units the parts have.
 
     Args:
         mask_classes: Whether scores of classes that a client does not have are set to 0 in its
@@ -124,12 +124,18 @@ class NestedNetworks(FederatedAlgorithm):
         for member in self.members:
             nested_places(self.space.layers, member.space.layers)
 
-    def download(self) -> dict[str, Message]:
+    def download(self) -> ToSend:
+        """Returns w, where all clients have the server's network."""
+        if self.family is None:
+            return dense(self.global_model)
         return {}
 
-    def download_for(self, ids: np.ndarray) -> Message:
+    def download_for(self, ids: np.ndarray) -> ToSend:
+        """Returns the clients' parts of w, where they have networks of their own."""
+        if self.family is None:
+            return {}
         layers = self.space.layers
-        if self.members and len(ids):
+        if len(ids):
             layers = self.members[int(self.kinds[ids[0]])].space.layers
         places = nested_places(self.space.layers, layers, self.first_unit(self.rounds))
         return dense(self.global_model[places].expand(len(ids), -1))
@@ -142,16 +148,17 @@ class NestedNetworks(FederatedAlgorithm):
             has = label_counts(clients, self.classes, w).sign()
             objective = Objective(self._masked_losses, {"has": has})
         v = self.local_sgd(clients, w, objective=objective)
-        shift = self.first_unit(clients.round)
         message = dense(v)
-        message.places = nested_places(self.server_layers, self.space.layers, shift)
+        if self.family is not None:
+            shift = self.first_unit(clients.round)
+            message.places = nested_places(self.server_layers, self.space.layers, shift)
         return message
 
     def personalized(self, clients: Clients) -> Tensor:
-        return clients.received["w"]
+        return clients.received["w"].expand(len(clients), -1)
 
     def newcomer(self, clients: Clients) -> Tensor:
-        return clients.received["w"]
+        return self.personalized(clients)
 
     def _masked_losses(
         self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]

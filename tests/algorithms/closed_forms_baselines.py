@@ -312,7 +312,7 @@ def body_head_and_statistics(x: Exchange) -> tuple[float, float]:
 
 
 def plain_averaging(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
-    """HeteroFL and FedRolex with one network: FedAvg with equal weights, whose w all clients have."""
+    """HeteroFL and FedRolex with one network: FedAvg with equal weights, and all clients have w."""
     w = mean_of(1 - (1 - lr * q.curvatures) ** local_steps, q)
     return w, np.tile(w, (len(q.optima), 1))
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from pfl.method import Batch, Clients, FederatedAlgorithm, Network, require, require_one_of
+from pfl.method import Batch, Clients, Count, FederatedAlgorithm, Network, Positive
 
 
 class PerFedAvg(FederatedAlgorithm):
@@ -35,7 +35,8 @@ class PerFedAvg(FederatedAlgorithm):
         alpha: α, the rate of the adaptation, which does not decay; β is `lr`.
         variant: "FO" (first order) or "HF" (Hessian-free).
         delta: δ of HF's difference.
-        adaptation_steps: Gradient steps with rate α before an evaluation; the paper takes 1.
+        adaptation_steps: Gradient steps with rate α before an evaluation. The paper takes 1; Finn
+            et al. (2017), on whom it builds, also score after more steps than they train with.
 
     Note:
         The paper draws D1, D2 and D3 independently. Here they come from three independent orders
@@ -45,7 +46,7 @@ class PerFedAvg(FederatedAlgorithm):
         local steps are those of FedAvg, so that an epoch costs 2 or 4 times as many gradients.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = PerFedAvg(MLP(64, (8,)), alpha=0.01, lr=0.001, variant="HF")
         >>> method.client_state_names
         []
@@ -59,17 +60,13 @@ class PerFedAvg(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        alpha: float = 0.01,
+        alpha: Positive = 0.01,
         variant: Literal["FO", "HF"] = "HF",
-        delta: float = 1e-3,
-        adaptation_steps: int = 1,
+        delta: Positive = 1e-3,
+        adaptation_steps: Count = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        require("alpha", alpha, alpha > 0, "positive")
-        require("delta", delta, delta > 0, "positive")
-        require("adaptation_steps", adaptation_steps, adaptation_steps >= 1, "at least 1")
-        require_one_of("variant", variant, "FO", "HF")
         self.require_plain_steps()
         self.alpha = alpha
         self.variant = variant

@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, inner_products, require
+from pfl.method import (
+    Clients,
+    Count,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    NonNegative,
+    dense,
+    inner_products,
+)
 
 
 class CFL(FederatedAlgorithm):
@@ -32,7 +41,8 @@ class CFL(FederatedAlgorithm):
         mean_norm: ε_1. 0.4 in the authors' code. The right values depend on the learning rate, on
             the number of local steps and on the network.
         largest_norm: ε_2. 1.6 in the authors' code.
-        most_clusters: No cluster is split when there are so many.
+        most_clusters: No cluster is split when there are so many. The server holds this many
+            models, so that who expects more groups of clients raises it, and pays memory.
         weighting: The clients' weights in the means. "uniform": as in the authors' code.
 
     Attributes:
@@ -54,7 +64,7 @@ class CFL(FederatedAlgorithm):
         round of the split, was not checked.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = CFL(MLP(64, (8,)), most_clusters=4)
         >>> method.models.shape  # 4 models of 610 values
         torch.Size([4, 610])
@@ -72,18 +82,15 @@ class CFL(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        mean_norm: float = 0.4,
-        largest_norm: float = 1.6,
-        most_clusters: int = 8,
+        mean_norm: NonNegative = 0.4,
+        largest_norm: NonNegative = 1.6,
+        most_clusters: Count = 8,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(
             network, weighting=weighting, server_optimizer=None, buffers="local", **kwargs
         )
-        require("mean_norm", mean_norm, mean_norm >= 0, "at least 0")
-        require("largest_norm", largest_norm, largest_norm >= 0, "at least 0")
-        require("most_clusters", most_clusters, most_clusters >= 1, "at least 1")
         self.mean_norm = mean_norm
         self.largest_norm = largest_norm
         self.most_clusters = most_clusters

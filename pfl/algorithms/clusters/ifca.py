@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, generator, redrawn, require
+from pfl.method import (
+    Clients,
+    Count,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    Positive,
+    generator,
+    redrawn,
+    require,
+)
 
 
 class IFCA(FederatedAlgorithm):
@@ -29,7 +39,8 @@ class IFCA(FederatedAlgorithm):
         clusters: k.
         perturbation: How the k models begin. The first one is the network's own. The others are,
             null: the network's values, each parameter's in a random order, which is a new random
-            initialisation; a number σ: the network's values + σ N(0, 1).
+            initialisation; a number σ: the network's values + σ N(0, 1), which networks
+            need whose values are all alike, such as a logistic regression that begins at 0.
         weighting: The clients' weights in the mean of their cluster. "uniform": as in the paper.
 
     Attributes:
@@ -47,7 +58,7 @@ class IFCA(FederatedAlgorithm):
         layers that the two share there (Section 6.3) are not shared here.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = IFCA(MLP(64, (8,)), clusters=3)
         >>> method.models.shape  # 3 models of 610 values
         torch.Size([3, 610])
@@ -64,19 +75,16 @@ class IFCA(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        clusters: int = 2,
-        perturbation: float | None = None,
+        clusters: Count = 2,
+        perturbation: Positive | None = None,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting=weighting, server_optimizer=None, **kwargs)
-        require("clusters", clusters, clusters >= 1, "at least 1")
         if perturbation is None:
             layers = [self.global_model[layer.span] for layer in self.space.layers]
             differ = clusters == 1 or any(values.min() < values.max() for values in layers)
             require("perturbation", None, differ, "a number, as the network's values are all alike")
-        else:
-            require("perturbation", perturbation, perturbation > 0, "positive")
         self.clusters = clusters
         self.perturbation = perturbation
         self.add_server_state("models", self.global_model.repeat(clusters, 1))

@@ -19,9 +19,9 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
     Objective,
     linear_head,
-    require,
     require_classes,
 )
 
@@ -46,7 +46,7 @@ class FedDistill(FederatedAlgorithm):
         penalty: γ. 0: every client alone.
 
     Note:
-        Networks may differ in all but the number of scores (`models.Family`). The last layer is
+        Networks may differ in all but the number of scores (`pfl.models.Family`). The last layer is
         linear, and its outputs are the scores.
         Differences from the paper: there F̄_i,l is the mean over the local steps, while the model
         moves; and all clients take part in every round. Here clients that are not in the round
@@ -57,7 +57,7 @@ class FedDistill(FederatedAlgorithm):
         round teach. A sample has one class; regression and several labels are refused.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedDistill(MLP(64, (8,)), penalty=1.0)
         >>> method.shape  # of each class: whether it is known, and 10 probabilities
         (10, 11)
@@ -66,11 +66,10 @@ class FedDistill(FederatedAlgorithm):
     has_global = False
     has_personalized = True
 
-    def __init__(self, network: Network, *, penalty: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, penalty: NonNegative = 1.0, **kwargs: Any) -> None:
         super().__init__(
             network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
         )
-        require("penalty", penalty, penalty >= 0, "at least 0")
         self.penalty = penalty
         self.add_client_state("w", self.first_model)
         classes = linear_head(self).out_features

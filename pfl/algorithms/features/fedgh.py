@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from pfl.method import (
     Clients,
     ConfigError,
+    Count,
     FederatedAlgorithm,
     Message,
     Network,
+    Positive,
     class_sums,
     features,
     generator,
@@ -23,7 +25,6 @@ from pfl.method import (
     masked,
     number_of_classes,
     replace_values_in,
-    require,
     select_part,
     values_in,
 )
@@ -44,7 +45,8 @@ class FedGH(FederatedAlgorithm):
 
     Args:
         server_lr: η_s, without decay. The server's SGD has no momentum and no weight decay.
-        server_epochs: Passes of the server over the pairs of a round.
+        server_epochs: Passes of the server over the pairs of a round, for runs that repeat those
+            of PFLlib and HtFLlib, where it is an option of this name.
         server_batch_size: Pairs in a step of the server, in random order; null: all of them. The
             paper takes one pair at a time; more save time where there are many pairs.
 
@@ -60,7 +62,7 @@ class FedGH(FederatedAlgorithm):
         whose local steps then move it.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedGH(MLP(64, (8,)), server_lr=0.1)
         >>> method.download().nbytes // 4  # the head, 8 * 10 + 10
         90
@@ -75,19 +77,15 @@ class FedGH(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        server_lr: float = 0.01,
-        server_epochs: int = 1,
-        server_batch_size: int | None = 1,
+        server_lr: Positive = 0.01,
+        server_epochs: Count = 1,
+        server_batch_size: Count | None = 1,
         **kwargs: Any,
     ) -> None:
         # The server uses the pairs themselves; a weighted mean of them would have no meaning.
         super().__init__(
             network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
         )
-        require("server_lr", server_lr, server_lr > 0, "positive")
-        require("server_epochs", server_epochs, server_epochs >= 1, "at least 1")
-        whole = server_batch_size is None or server_batch_size >= 1
-        require("server_batch_size", server_batch_size, whole, "at least 1, or null")
         self.server_lr = server_lr
         self.server_epochs = server_epochs
         self.server_batch_size = server_batch_size

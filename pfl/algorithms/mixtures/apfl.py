@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, Step, require
+from pfl.method import Clients, FederatedAlgorithm, Network, Share, Step
 
 
 class APFL(FederatedAlgorithm):
@@ -43,7 +43,7 @@ class APFL(FederatedAlgorithm):
         delta` mixes the updates.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = APFL(MLP(64, (8,)), alpha=0.5, adaptive=True)
         >>> method.client_state_names
         ['v', 'alpha']
@@ -55,10 +55,9 @@ class APFL(FederatedAlgorithm):
     personalization_penalty = None
 
     def __init__(
-        self, network: Network, *, alpha: float = 0.5, adaptive: bool = False, **kwargs: Any
+        self, network: Network, *, alpha: Share = 0.5, adaptive: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        require("alpha", alpha, 0 <= alpha <= 1, "in [0, 1]")
         self.require_plain_steps()
         self.alpha = alpha
         self.adaptive = adaptive

@@ -9,11 +9,11 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
     low_rank,
     low_rank_size,
     nuclear_norm_prox,
     refuse_factors,
-    require,
 )
 
 
@@ -28,7 +28,7 @@ class GPGD(FederatedAlgorithm):
         low_rank_penalty: λ.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> GPGD(MLP(64, (8,)), low_rank_penalty=0.01).ranks  # of the layers 8 x 64 and 10 x 8
         tensor([8, 8])
     """
@@ -36,10 +36,11 @@ class GPGD(FederatedAlgorithm):
     personalization_penalty = None
     ranks: Tensor
 
-    def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
+    def __init__(
+        self, network: Network, *, low_rank_penalty: NonNegative = 1e-4, **kwargs: Any
+    ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         refuse_factors(self.network, "GPGD")
-        require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
         self.add_server_state("ranks", self.space.full_ranks)
 

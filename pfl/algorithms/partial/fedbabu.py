@@ -12,13 +12,12 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
+    Count,
     FederatedAlgorithm,
     Message,
     Network,
     Part,
     masked,
-    require,
-    require_one_of,
     require_part,
     select_part,
 )
@@ -39,7 +38,8 @@ class FedBABU(FederatedAlgorithm):
         head: The part that does not move; see `PartlyPersonal` for its values.
         finetune_epochs: Epochs of fine-tuning before each evaluation, with the local rate of the
             coming round, the same batch size and the same optimizer as in training.
-        finetune_part: What fine-tuning moves: the "body", the "head" or all ("full").
+        finetune_part: What fine-tuning moves: the "body", the "head" or all ("full"), which the
+            paper compares.
 
     Note:
         The paper fine-tunes once, after the last round. Here every evaluation fine-tunes, and
@@ -47,7 +47,7 @@ class FedBABU(FederatedAlgorithm):
         (`trainer.check_val_every_n_epoch`).
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedBABU(MLP(64, (8,)), finetune_epochs=5)
         >>> method.download().nbytes // 4  # the body, 64 * 8 + 8
         520
@@ -62,13 +62,11 @@ class FedBABU(FederatedAlgorithm):
         network: Network,
         *,
         head: Part = "head",
-        finetune_epochs: int = 5,
+        finetune_epochs: Count = 5,
         finetune_part: Literal["body", "head", "full"] = "full",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        require("finetune_epochs", finetune_epochs, finetune_epochs >= 1, "at least 1")
-        require_one_of("finetune_part", finetune_part, "body", "head", "full")
         part = select_part(self.network, self.space, head, "model.head")
         require_part("head", head, part)
         self.finetune_epochs = finetune_epochs

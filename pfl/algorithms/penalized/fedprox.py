@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, require
+from pfl.method import Clients, FederatedAlgorithm, Network, NonNegative
 
 
 class FedProx(FederatedAlgorithm):
@@ -25,14 +25,15 @@ class FedProx(FederatedAlgorithm):
         `trainable: delta` holds the updates together.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> FedProx(MLP(64, (8,)), proximal_weight=0.1).proximal_weight
         0.1
     """
 
-    def __init__(self, network: Network, *, proximal_weight: float = 0.01, **kwargs: Any) -> None:
+    def __init__(
+        self, network: Network, *, proximal_weight: NonNegative = 0.01, **kwargs: Any
+    ) -> None:
         super().__init__(network, **kwargs)
-        require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
         self.proximal_weight = proximal_weight
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:

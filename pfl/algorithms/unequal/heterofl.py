@@ -19,7 +19,7 @@ class HeteroFL(NestedNetworks):
     the client's network down and up; `local_epochs` epochs of its gradients. No client state, no
     server state.
 
-    The networks are a `models.Family`, the widest one first: `Family({"large": MLP(64, (64,)),
+    The networks are a `pfl.models.Family`, the widest one first: `Family({"large": MLP(64, (64,)),
     "small": MLP(64, (16,))})`. With one network for all it is FedAvg with plain means.
 
     Args:
@@ -33,7 +33,7 @@ class HeteroFL(NestedNetworks):
         dynamic setting a client draws a width in every round.
 
     Example:
-        >>> from models import MLP, Family
+        >>> from pfl.models import MLP, Family
         >>> method = HeteroFL(Family({"large": MLP(64, (8,)), "small": MLP(64, (2,))}))
         >>> method.global_model.shape  # the server's, 64 * 8 + 8 + 8 * 10 + 10
         torch.Size([610])

@@ -31,6 +31,7 @@ from pfl.algorithms.mixtures.apfl import APFL as APFL
 from pfl.algorithms.mixtures.fedala import FedALA as FedALA
 from pfl.algorithms.mixtures.fedamp import FedAMP as FedAMP
 from pfl.algorithms.mixtures.fedamp import HeurFedAMP as HeurFedAMP
+from pfl.algorithms.mixtures.fedfomo import FedFomo as FedFomo
 from pfl.algorithms.mixtures.floco import Floco as Floco
 from pfl.algorithms.mixtures.pfedhn import pFedHN as pFedHN
 from pfl.algorithms.papers.fedacs import FedACS as FedACS

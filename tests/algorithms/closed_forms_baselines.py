@@ -246,6 +246,12 @@ def models_of_clusters(x: Exchange) -> tuple[float, float]:
     return x.algorithm.clusters * x.size, x.size + 1
 
 
+def models_of_others(x: Exchange) -> tuple[float, float]:
+    """FedFomo: other clients' models down; a model, and a number for each of these up."""
+    count = -(-x.read // x.size)
+    return count * x.size, x.size + count
+
+
 def dense_and_number(x: Exchange) -> tuple[float, float]:
     """FedNova: a model down; a direction and the sum of its coefficients up."""
     return x.size, x.size + 1

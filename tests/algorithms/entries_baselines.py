@@ -289,6 +289,13 @@ ENTRIES = [
         {"alpha": 1.0, "sigma": 1e-12, "penalty": 0.5, "alpha_decay": 1.0, "own_weight": 0.6},
         rounds=30,
     ),
+    Method(
+        "FedFomo",
+        forms.alone,  # near its optimum a client gains nothing from others
+        more.models_of_others,
+        {"models": 2, "judged_on": "training"},
+        timed=True,  # the number of the round decides who is asked
+    ),
     Method("GlobalTrain", more.pooled_minimum, forms.nothing),
     Method("HeteroFL", more.plain_averaging, forms.dense),  # with one network for all
     Method("FedRolex", more.plain_averaging, forms.dense),

@@ -28,6 +28,7 @@ from pfl.algorithms.low_rank.flex_lora import FlexLoRA as FlexLoRA
 from pfl.algorithms.low_rank.flora import FLoRA as FLoRA
 from pfl.algorithms.low_rank.rolora import RoLoRA as RoLoRA
 from pfl.algorithms.mixtures.apfl import APFL as APFL
+from pfl.algorithms.mixtures.apple import APPLE as APPLE
 from pfl.algorithms.mixtures.fedala import FedALA as FedALA
 from pfl.algorithms.mixtures.fedamp import FedAMP as FedAMP
 from pfl.algorithms.mixtures.fedamp import HeurFedAMP as HeurFedAMP

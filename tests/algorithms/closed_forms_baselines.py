@@ -107,7 +107,8 @@ def common_minimum(q: Quadratics, **_: Any) -> Models:
 
 
 def personal_minimum(q: Quadratics, **_: Any) -> Models:
-    """FedDBE with one layer, whose features are its inputs, which nothing moves."""
+    """FedDBE with one layer, whose features are its inputs, which nothing moves; and APPLE where
+    all clients have the same minimum."""
     return None, q.optima
 
 
@@ -250,6 +251,11 @@ def models_of_others(x: Exchange) -> tuple[float, float]:
     """FedFomo: other clients' models down; a model, and a number for each of these up."""
     count = -(-x.read // x.size)
     return count * x.size, x.size + count
+
+
+def core_models(x: Exchange) -> tuple[float, float]:
+    """APPLE: the models and the shares of all clients down; a model up."""
+    return x.algorithm.num_clients * (x.size + 1), x.size
 
 
 def dense_and_number(x: Exchange) -> tuple[float, float]:

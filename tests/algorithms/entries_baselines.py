@@ -296,6 +296,16 @@ ENTRIES = [
         {"models": 2, "judged_on": "training"},
         timed=True,  # the number of the round decides who is asked
     ),
+    Method(
+        "APPLE",
+        more.personal_minimum,  # elsewhere it depends on all rounds how a w_i gets to its optimum
+        more.core_models,
+        {"relationship_lr": 0.01, "penalized_rounds": 3},
+        settle={"lr": 0.6, "local_steps": 4},
+        rounds=100,
+        problem=forms.alike,
+        timed=True,  # the penalty falls from round to round
+    ),
     Method("GlobalTrain", more.pooled_minimum, forms.nothing),
     Method("HeteroFL", more.plain_averaging, forms.dense),  # with one network for all
     Method("FedRolex", more.plain_averaging, forms.dense),

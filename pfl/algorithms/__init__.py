@@ -20,6 +20,7 @@ from pfl.algorithms.features.feddistill import FedDistill as FedDistill
 from pfl.algorithms.features.fedgh import FedGH as FedGH
 from pfl.algorithms.features.fedpac import FedPAC as FedPAC
 from pfl.algorithms.features.fedproto import FedProto as FedProto
+from pfl.algorithms.features.fedtgp import FedTGP as FedTGP
 from pfl.algorithms.features.moon import MOON as MOON
 from pfl.algorithms.low_rank.feddpa import FedDPA as FedDPA
 from pfl.algorithms.low_rank.fedex_lora import FedExLoRA as FedExLoRA

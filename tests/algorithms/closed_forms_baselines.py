@@ -300,6 +300,14 @@ def prototypes(x: Exchange) -> tuple[float, float]:
     return down, own * (2 + features)
 
 
+def trained_prototypes(x: Exchange) -> tuple[float, float]:
+    """FedTGP: K features of each class down after the first round; these and the class's number up
+    for each class of the client."""
+    outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
+    own = int(np.count_nonzero(x.sent["means"].reshape(outputs, 1 + features)[:, 0]))
+    return outputs * features if x.round else 0, own * (1 + features)
+
+
 def class_probabilities(x: Exchange) -> tuple[float, float]:
     """FedDistill: the probabilities of a class and its number, down for all classes once others
     have sent theirs, up for each class of the client."""

@@ -222,6 +222,17 @@ ENTRIES = [
         settle={"lr": 0.4, "local_steps": 6, "penalty": 0.0},
     ),
     Method(
+        "FedTGP",
+        forms.alone,  # one layer has its inputs as features, which nothing moves
+        more.trained_prototypes,
+        {"penalty": 0.5, "server_epochs": 2},
+        problem=forms.with_classes,
+        classes=True,
+        private=("w",),
+        trained_with_private=True,
+        timed=True,  # the order of the pairs is drawn anew in each round
+    ),
+    Method(
         "FedRoD",
         more.heads_added,
         forms.dense,

@@ -83,9 +83,10 @@ class FedTGP(FederatedAlgorithm):
     Note:
         The head is a linear layer, and z is what it gets. Networks may differ in all but K and the
         number of classes (`pfl.models.Family`).
-        Differences from the authors' code: there a client's test samples get the class of the
-        nearest prototype, and a round without an evaluation of it has none; here w_i itself is
-        scored. Distances there come from products, which rounding may make negative under the root.
+        The print was not at hand: the method is written from the authors' code, whose prototypes
+        and δ it has. Differences: there a client's test samples get the class of the nearest
+        prototype, and here w_i is scored; distances there come from products, which rounding may
+        make negative under the root.
         A sample has one class; regression and several labels are refused.
 
     Example:

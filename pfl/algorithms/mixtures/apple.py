@@ -46,10 +46,11 @@ class APPLE(FederatedAlgorithm):
 
     Note:
         It is meant for few clients: each gets the core models of all in every round. All c_i begin
-        as the network's initial model; the paper draws each by itself. p_i need not sum to one.
+        as the network's initial model. p_i need not sum to one.
         `weight_decay` is a part of f_i. The choice of M core models where a client cannot load
         all is left out.
-        Differences from the authors' code: there the steps on c_i and p_i have momentum, the
+        The print was not at hand: the method is written from the authors' code. Differences from
+        it: there every c_i is drawn by itself, the steps on c_i and p_i have momentum, the
         penalty is μ without the half, and L is a tenth of the 160 rounds.
         Differences from a public implementation, PFLlib: there p_i begins as 1/N; η is multiplied
         by N; <g, c_j> is a mean over the values of a layer and then over layers, and that of c_i

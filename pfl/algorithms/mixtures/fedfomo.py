@@ -52,10 +52,10 @@ class FedFomo(FederatedAlgorithm):
         statistics. The validation samples then decide what is trained, so that validation scores
         are better than those of new data; test scores are not concerned. A client without such
         samples keeps its own w_i.
-        Differences from the authors' code: there the ω_n that are added to P_i,n are divided by
-        the absolute value of their sum, and P_i,i counts; and its clusters of clients, which make
-        models of their own (hierarchical FedFomo), are left out. Which clients' models may be sent
-        is not said in the paper: here all that have sent one, not only those of the last round.
+        The print was not at hand: the method is written from the authors' code. Differences from
+        it: there the ω_n that are added to P_i,n are divided by the absolute value of their sum,
+        P_i,i counts, and only models of the last round are sent, and here the last model of any
+        client. Its clusters of clients, which make models of their own, are left out.
         Differences from a public implementation, PFLlib: there a client keeps w_i where no model
         lowers its loss; 0.00001 is added to the distances; the own model is one of the M; and
         nothing is explored. A fifth of each client's training samples is its validation set.

@@ -48,10 +48,10 @@ class FedDistill(FederatedAlgorithm):
     Note:
         Networks may differ in all but the number of scores (`pfl.models.Family`). The last layer is
         linear, and its outputs are the scores.
-        The print was not at hand when this was written, and there is no code of the authors.
-        Differences from their Algorithm 1: there F̄_i,l is the mean over the local steps, while the model
-        moves; and all clients take part in every round. Here clients that are not in the round
-        teach by what they sent last. The augmentation of data (FAug) is left out.
+        Neither the print nor code of the authors was at hand when this was written. Differences
+        from their Algorithm 1: there F̄_i,l is the mean over the local steps, while the model moves;
+        and all clients take part in every round. Here clients that are not in the round teach by
+        what they sent last. The augmentation of data (FAug) is left out.
         Differences from a public implementation, HtFLlib's FD: there the scores themselves are
         averaged and then taken for probabilities in the cross entropy, though they may be negative
         and do not sum to one; a client is among its own teachers; and only clients of the last

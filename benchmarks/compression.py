@@ -1,4 +1,4 @@
-"""The table of docs/compression.md.
+"""The table of docs/record/compression.md.
 
     pfl compare results/compression
     python -m benchmarks.compression runs/compare/compression    # runs.csv and the table
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pfl.files import read_records, write_records
+from benchmarks import published
 from pfl.report.table import Table, markdown
 from pfl.scores.runs import best_round, find_runs, read_runs
 
-DATA = Path("docs/data/results/compression/runs.csv")
+DATA = "results/compression/runs"
 SLOW = " slow"  # after the name of a method: with a third of the rate
 ALL = "all"
 PROBLEMS = ("labels", "groups")
@@ -58,7 +58,7 @@ class Runs:
     """The runs with the rate that counts, by problem, what is sent, and method."""
 
     def __init__(self) -> None:
-        self.rows = read_records(DATA)
+        self.rows = published.rows(DATA)
 
     def of(self, problem: str, sent: str, method: str) -> list[dict[str, str]]:
         """Returns the runs of the rate with the better validation score, in the order of seeds."""
@@ -117,8 +117,7 @@ def table(runs: Runs) -> str:
 def main() -> None:
     """Writes the file if a folder is given, and prints the table."""
     if len(sys.argv) > 1:
-        DATA.parent.mkdir(parents=True, exist_ok=True)
-        write_records(DATA, list(records(Path(sys.argv[1]))))
+        published.publish(DATA, list(records(Path(sys.argv[1]))))
     print(table(Runs()))
 
 

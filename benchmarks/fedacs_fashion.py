@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pfl.files import read_records, write_records
+from benchmarks import published
+from pfl.files import read_records
 
-DATA = Path("docs/data/results/fedacs-fashion")
+DATA = "results/fedacs-fashion"
 SCORES = ("test/personalized/accuracy", "test/global/accuracy")
 Row = dict[str, str]
 
@@ -32,13 +33,13 @@ def runs(rows: list[Row]) -> Iterator[Row]:
 
 def publish(name: str, rows: list[Row]) -> None:
     settings = {row["setting"] for row in rows}
-    others = [row for row in read_records(DATA / name) if row["setting"] not in settings]
-    write_records(DATA / name, others + rows)
+    others = [row for row in published.rows(f"{DATA}/{name}") if row["setting"] not in settings]
+    published.publish(f"{DATA}/{name}", others + rows)
 
 
 def main(tuned: Path, compared: Path) -> None:
-    publish("trials.csv", read_records(tuned / "trials.csv"))
-    publish("runs.csv", list(runs(read_records(compared / "runs.csv"))))
+    publish("trials", read_records(tuned / "trials.csv"))
+    publish("runs", list(runs(read_records(compared / "runs.csv"))))
 
 
 if __name__ == "__main__":

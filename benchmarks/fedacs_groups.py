@@ -4,9 +4,9 @@
     python -m benchmarks.fedacs_groups runs/reproduce/fedacs-groups
     python -m benchmarks.fedacs_groups runs/compare/tuned              # of the leaderboard
 
-The rows go to docs/data/results/fedacs-groups-weights.csv: those of the last round, and of earlier
-ones for p = 0.75. fedacs-participants-shares.csv has how much of all weight of others was inside of
-the groups in the second half of the rounds. leaderboard/attention.csv has this of three rounds at
+The rows go to docs/data/results/fedacs-groups-weights: those of the last round, and of earlier
+ones for p = 0.75. fedacs-participants-shares has how much of all weight of others was inside of
+the groups in the second half of the rounds. leaderboard/attention has this of three rounds at
 the leaderboard's problem with groups, beside the share of all pairs.
 """
 
@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from benchmarks import published
 from datamodules import ClientRotation, TensorDataModule
 from pfl.experiments.grid import folder_name
-from pfl.files import read_records, write_records
+from pfl.files import read_records
 
-DATA = Path("docs/data/results")
 RUNS = ("no threshold", "p = 0", "p = 0.25", "p = 0.5", "p = 0.75", "p = 0.9")
 PARTICIPANTS = [f"FedACS, p = {p}{end}" for p in (0.5, 0.75) for end in ("", ", all")]
 EARLIER = (2, 3, 5, 10, 20)
@@ -59,7 +59,7 @@ def weights(folder: Path, run: str, place: str = "") -> Iterator[tuple[str, list
 
 def main(folder: Path) -> None:
     if (folder / "FedACS" / "problem=groups").is_dir():
-        write_records(DATA / "leaderboard" / "attention.csv", list(leaderboard(folder)))
+        published.publish("results/leaderboard/attention", list(leaderboard(folder)))
         return
     rows: list[dict[str, Any]] = []
     for run in (f"FedACS, {name}" for name in RUNS):
@@ -68,8 +68,8 @@ def main(folder: Path) -> None:
             of_rounds = (pair for pair in pairs if pair["round"] in rounds)
             what = {"run": run, "seed": seed}
             rows += [{**what, **p, "weight": f"{p['weight']:.6g}"} for p in of_rounds]
-    write_records(DATA / "fedacs-groups-weights.csv", rows)
-    write_records(DATA / "fedacs-participants-shares.csv", list(shares(folder)))
+    published.publish("results/fedacs-groups-weights", rows)
+    published.publish("results/fedacs-participants-shares", list(shares(folder)))
 
 
 def shares(folder: Path) -> Iterator[dict[str, Any]]:

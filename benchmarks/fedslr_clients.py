@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from benchmarks import published
 from pfl.algorithms import FederatedAlgorithm
 from pfl.callbacks.embedding import embeddings
 from pfl.callbacks.recorder import RunRecorder
 from pfl.files import read_records, write_records
 from pfl.scores.runs import Run
 
-DATA = Path("docs/data/results/fedslr-clients")
+DATA = "results/fedslr-clients"
 PAIRS = "pairs.csv"
 METHODS = ("FedAvg", "FedSLR", "FedPer", "FedRep", "Ditto", "APFL", "LocalTrain", "FedSpa")
 
@@ -49,8 +50,8 @@ def main(folder: Path) -> None:
                 clients.append({**what, "client": client, "accuracy": f"{score:.6f}"})
             if method == "FedSLR":
                 pairs += [{"seed": what["seed"], **row} for row in read_records(path / PAIRS)]
-    write_records(DATA / "clients.csv", clients)
-    write_records(DATA / PAIRS, pairs)
+    published.publish(f"{DATA}/clients", clients)
+    published.publish(f"{DATA}/pairs", pairs)
 
 
 if __name__ == "__main__":

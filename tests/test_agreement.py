@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from benchmarks import published
 from benchmarks.agreement import lora, ours
+from benchmarks.agreement import run as agreement
 from benchmarks.agreement.problem import (
     BODY,
     CLASSES,
@@ -67,3 +69,18 @@ def test_lora_is_the_same_network_on_both_sides():
     for name in ("A", "B", "head", "update"):
         np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-12)
     assert np.abs(expected["update"][0]).max() > 0.01
+
+
+def test_the_rows_of_the_page_are_those_of_the_file():
+    """Every row is there with the whole version of which the page prints the first digits."""
+    rows = published.rows("agreement")
+    page = agreement.PAGE.read_text()
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    lines = [line for line in lines if not line.startswith(("|---", "| method |"))]
+    assert len(rows) == len(lines) == 129
+    for row, line in zip(rows, lines, strict=True):
+        cells = [*row.values()][3:]
+        assert f"| {' | '.join(cells)} |" == line
+    for row in rows:
+        assert f"`{row['project']}`" in page
+        assert f"`{row['version'][:8]}`.\n" in page

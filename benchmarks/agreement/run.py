@@ -1,7 +1,8 @@
-"""The tables of docs/compared-with-other-implementations.md.
+"""The tables of docs/record/compared-with-other-implementations.md, and docs/data/agreement.csv.
 
     python -m benchmarks.agreement.run --checkouts DIR            # projects that DIR has
     python -m benchmarks.agreement.run --checkouts DIR PFLlib     # only this one
+    python -m benchmarks.papers                                   # the short page's table, then
 
 DIR has git checkouts of the projects, or their unpacked wheels, each in a folder of the project's
 name. Those that need
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +28,15 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+from benchmarks import published
 from benchmarks.agreement import ours
 from benchmarks.agreement.case import HEADER, Case
 from benchmarks.agreement.problem import Iterates, commit
 from benchmarks.compare import CACHE, install
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "compared-with-other-implementations.md"
+PAGE = HERE.parents[1] / "docs" / "record" / "compared-with-other-implementations.md"
+TABLE = r"<!-- table of ([^\n]*) -->\n(.*?)\n<!-- end of \1 -->"
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,20 @@ def write(name: str, text: str) -> None:
     PAGE.write_text(before + begin + text + end + after)
 
 
+def records() -> Iterator[dict[str, str]]:
+    """Yields the rows of all tables of the page, each with the project and its version."""
+    known = {project.name: project for project in PROJECTS}
+    for name, text in re.findall(TABLE, PAGE.read_text(), re.S):
+        project = known[name]
+        _, _, *table = text.splitlines()
+        names, _, *lines = (line.strip("|").split("|") for line in table)
+        for cells in lines:
+            what = {"project": f"{project.owner}/{project.name}", "version": project.commit}
+            pairs = zip(names, cells, strict=True)
+            found = {column.strip(): cell.strip() for column, cell in pairs}
+            yield {**what, "release": project.release, **found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("projects", nargs="*", metavar="PROJECT", help="those that DIR has")
@@ -171,6 +190,7 @@ def main() -> None:
             print(f"\n{project.name}\n{text}", flush=True)
             write(project.name, text)
             problems += wrong
+    published.publish("agreement", list(records()))
     print("\n".join(problems))
     raise SystemExit(bool(problems))
 

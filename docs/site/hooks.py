@@ -84,7 +84,7 @@ def method_page(name: str) -> str:
         for row in rows:
             if f"`{name}`" in row[0]:
                 cost += [[f"**{key}**", cell] for key, cell in zip(head, row, strict=True)][1:]
-    for project, head, rows in tables("compared-with-other-implementations.md"):
+    for project, head, rows in tables("record/compared-with-other-implementations.md"):
         for row in rows:
             if head[0] == "method" and re.match(rf"{name}\b", row[0]):
                 agreement.append([project, *row])
@@ -173,7 +173,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"[{text}]({config.repo_url}/blob/main/{path.as_posix()})"
         return text if text.strip("`") == path.as_posix() else f"{text} (`{path.as_posix()}`)"
 
-    if page.file.src_uri == "results.md":
+    if page.file.src_uri in ("results.md", "record/leaderboard.md"):
         markdown = mark_best(markdown)
     markdown = LINK.sub(mend, markdown).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     if repository := os.environ.get("GITHUB_REPOSITORY"):  # such as "owner/name"

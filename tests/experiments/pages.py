@@ -4,15 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from tests.commands import ROOT, table
+from benchmarks import published
+from tests.commands import ROOT
 
-PAPERS = ROOT / "docs" / "papers"
+RECORD = ROOT / "docs" / "record"
 
 
 def curves(name, value, *keys):
     """The values of a column of published data by round, for each place that `keys` tell apart."""
     lines: dict[Any, list[float]] = {}
-    for row in table(ROOT / "docs" / "data" / f"{name}.csv"):
+    for row in published.rows(name):
         lines.setdefault(tuple(row[key] for key in keys), []).append(float(row[value] or "nan"))
     return lines
 

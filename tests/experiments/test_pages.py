@@ -4,16 +4,17 @@ import re
 
 import pytest
 
+from benchmarks import published
 from pfl.experiments import Reproduction
-from tests.commands import ROOT, table
-from tests.experiments.pages import PAPERS
+from tests.commands import ROOT
+from tests.experiments.pages import RECORD
 from tests.experiments.test_reproduce import ALL, drawn
 
 pytestmark = pytest.mark.cli
 
 # The figures that have a page with results.
 FIGURES = [figure.name for figure in ALL if figure.panels and all(map(drawn, figure.jobs()))]
-PAGES = [PAPERS / f"{paper}.md" for paper in ("fedpd", "fedclup")]
+PAGES = [RECORD / f"{paper}.md" for paper in ("fedpd", "fedclup")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -21,8 +22,9 @@ def test_pages_show_every_figure_and_its_data(page):
     links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
     assert not [link for link in links if not (page.parent / link).exists()]
     names = [name for name in FIGURES if name.startswith(page.stem)]
+    ends = {link.rpartition("/")[2].removesuffix(".gz") for link in links}
     for file in (f"{name}.{kind}" for name in names for kind in ("png", "csv")):
-        assert any(link.endswith(file) for link in links), file
+        assert file in ends
     for name in names:
         assert name in page.read_text()
 
@@ -32,12 +34,12 @@ RESULTS = [f"results/{path.stem}" for path in (ROOT / "configs/results").glob("*
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in FIGURES + RESULTS if (ROOT / "docs" / "data" / f"{name}.csv").exists()],
+    [name for name in FIGURES + RESULTS if name in published.names()],
 )
 def test_data_of_the_pages_are_those_of_the_figures_file(name):
     """The data have every run at every point of the grid, and no other."""
     figure = Reproduction.from_file(name)
-    data = table(ROOT / "docs" / "data" / f"{name}.csv")
+    data = published.rows(name)
     assert {"run", *figure.grid, "seed"} <= set(data[0])
 
     def place(*values):

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.commands import ROOT, table
-from tests.experiments.pages import PAPERS, curves
+from benchmarks import published
+from tests.experiments.pages import RECORD, curves
 
 pytestmark = pytest.mark.cli
 
 
 def test_the_numbers_of_fedacs_are_those_of_its_data():
-    page = (PAPERS / "fedacs.md").read_text()
+    page = (RECORD / "fedacs.md").read_text()
 
     columns = ("test/personalized/accuracy", "test/global/accuracy", "collaborators")
     keys = ("run", "setting")
@@ -98,7 +98,7 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
             assert [round(factors.min()), round(factors.max())] == [4, 7]
     assert (np.diff(ends[1]) > 0).all() and f"| {ends[1][-1] / ends[1][0]:.1f} times. Why" in page
     lines = [curves("results/fedacs-groups", column, "run", "seed") for column in columns]
-    weights = table(ROOT / "docs" / "data" / "results" / "fedacs-groups-weights.csv")
+    weights = published.rows("results/fedacs-groups-weights")
     shares: dict[Any, float] = {}
     for run, seed, number in {(row["run"], row["seed"], row["round"]) for row in weights}:
         own = [

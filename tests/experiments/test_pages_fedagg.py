@@ -7,13 +7,13 @@ import pytest
 
 from datamodules import FashionMNISTDataModule
 from pfl.experiments import Reproduction
-from tests.experiments.pages import PAPERS, curves
+from tests.experiments.pages import RECORD, curves
 
 pytestmark = pytest.mark.cli
 
 
 def test_the_numbers_of_fedagg_are_those_of_its_data():
-    page = (PAPERS / "fedagg.md").read_text()
+    page = (RECORD / "fedagg.md").read_text()
 
     keys = ("run", "setting", "participation", "round")
     accuracy: dict[Any, list[float]] = curves(
@@ -55,7 +55,7 @@ def test_the_numbers_of_fedagg_are_those_of_its_data():
 
 
 def test_the_numbers_of_fedagg_on_fashion_mnist_are_those_of_its_data():
-    page, keys = (PAPERS / "fedagg.md").read_text(), ("run", "setting", "round")
+    page, keys = (RECORD / "fedagg.md").read_text(), ("run", "setting", "round")
     scores = curves("results/fedagg-fashion", "test/global/accuracy", *keys)
     personal = curves("results/fedagg-fashion", "test/personalized/accuracy", *keys)
     settings, printed = ("linear, IID", "linear, non-IID"), {}

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.experiments.pages import PAPERS, curves, until
+from tests.experiments.pages import RECORD, curves, until
 
 pytestmark = pytest.mark.cli
 
 
 def test_the_numbers_of_fedclup_are_those_of_its_data():
-    page = (PAPERS / "fedclup.md").read_text()
+    page = (RECORD / "fedclup.md").read_text()
 
     noise = curves(
         "results/fedclup-noise", "train/global/optimization_error", "batch_size", "num_clients"

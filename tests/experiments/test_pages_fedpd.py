@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datamodules import LeastSquares
-from tests.experiments.pages import PAPERS, curves, until
+from tests.experiments.pages import RECORD, curves, until
 
 pytestmark = pytest.mark.cli
 
@@ -34,7 +34,7 @@ def largest_gradient(**problem):
 
 
 def test_the_numbers_of_fedpd_are_those_of_its_data():
-    page = (PAPERS / "fedpd.md").read_text()
+    page = (RECORD / "fedpd.md").read_text()
 
     labels = {"FedPD-GD, p=0": "FedPD-GD p=0, text", "FedPD-VR": "FedPD-VR, text"}
     labels |= {
@@ -123,7 +123,7 @@ def test_the_numbers_of_fedpd_are_those_of_its_data():
 
 
 def test_the_numbers_of_fedpds_figures_are_those_of_their_data():
-    page = (PAPERS / "fedpd.md").read_text()
+    page = (RECORD / "fedpd.md").read_text()
     kinds = ("weak", "strong")
     gaps = curves("fedpd-figure2", "train/global/gap", "run", "non_iid")
     sent = curves("fedpd-figure2", "comm/uplink_bytes", "run", "non_iid")
@@ -218,7 +218,7 @@ def test_the_numbers_of_fedpds_figures_are_those_of_their_data():
 
 
 def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
-    page = (PAPERS / "fedpd.md").read_text()
+    page = (RECORD / "fedpd.md").read_text()
 
     gaps = curves("results/fedpd-seeds", "train/global/gap", "run", "seed")
     sent = curves("results/fedpd-seeds", "comm/uplink_bytes", "run", "seed")
@@ -333,7 +333,7 @@ def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
 
 
 def test_fedpds_floors_by_p_stand_beside_table_iii():
-    page = (PAPERS / "fedpd.md").read_text()
+    page = (RECORD / "fedpd.md").read_text()
     gaps = curves("results/fedpd-table3", "train/global/gap", "skip_probability", "seed")
     share = np.array([*dict.fromkeys(float(p) for p, _ in gaps)])
     # By p, seed and round; the last half of the rounds tells the floor.

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.experiments.pages import PAPERS, curves
+from tests.experiments.pages import RECORD, curves
 
 pytestmark = pytest.mark.cli
 
 
 def test_the_numbers_of_fedslr_are_those_of_its_data():
-    page = (PAPERS / "fedslr.md").read_text()
+    page = (RECORD / "fedslr.md").read_text()
 
     gaps = curves("results/fedslr-theory", "train/global/low_rank_gap", "setting")
     lines = [gaps[f"η_g = {eta}",] for eta in ("0.1", "0.5", "1", "10")]
@@ -147,7 +147,7 @@ def test_the_numbers_of_fedslr_are_those_of_its_data():
 
 
 def test_the_numbers_of_fedslr_on_fashion_mnist_are_those_of_its_data():
-    page, scores = (PAPERS / "fedslr.md").read_text(), {}
+    page, scores = (RECORD / "fedslr.md").read_text(), {}
     page = page[page.index("## Tables 1 and 2 on Fashion-MNIST") : page.index("## Tables 3 to 8")]
     for model in ("global", "personalized"):
         lines = curves("results/fedslr-fashion", f"test/{model}/accuracy", "run", "seed")

@@ -77,12 +77,16 @@ def seconds_of(stamps: list[float]) -> list[float]:
     return [end - begin for begin, end in itertools.pairwise(stamps)][1:]
 
 
-def medians(runs: dict[K, Callable[[], object]], repeats: int) -> dict[K, float]:
-    """Milliseconds of each, which take turns; a first one of each warms up."""
+def medians(
+    runs: dict[K, Callable[[], object]],
+    repeats: int,
+    now: Callable[[], float] = time.perf_counter,
+) -> dict[K, float]:
+    """Milliseconds of each by a clock; they take turns, and a first one of each warms up."""
     times: dict[K, list[float]] = {name: [] for name in runs}
     for _ in range(repeats + 1):
         for name, run in runs.items():
-            begun = time.perf_counter()
+            begun = now()
             run()
-            times[name].append(1000 * (time.perf_counter() - begun))
+            times[name].append(1000 * (now() - begun))
     return {name: median(own[1:]) for name, own in times.items()}

@@ -2,8 +2,8 @@
 
     python -m benchmarks.convolutions > benchmarks/results/convolutions.md
 
-`pfl.engines.winograd` has the tiles, `pfl.engines.pooled_convolution` the products with pooling.
-Times of output and derivatives together, in turn, the medians of seven; float32.
+`pfl.engines.winograd` has the tiles, and `pfl.engines.chains.pooled_convolution` the products with
+pooling. Times of output and derivatives together, in turn, the medians of seven; float32.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import models
 from benchmarks.clock import medians
 from benchmarks.compare import machine
-from pfl.engines.pooled_convolution import pooled_convolution, pooled_convolution_backward
+from pfl.engines.chains.pooled_convolution import pooled_convolution, pooled_convolution_backward
 from pfl.engines.winograd import Convolution, tile_size, use_winograd
 
 FIRST, LAST = torch.contiguous_format, torch.channels_last

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import published
-from pfl.report.curves import COLOURS
+from pfl.report.plots import COLOURS
 from pfl.report.table import Table, markdown
 from pfl.scores.runs import find_runs, read_runs
 from pfl.scores.statistics import critical_difference, mean_ranks

@@ -43,7 +43,7 @@ class Counter(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
-        self.totals.append(pl_module.samples_seen)
+        self.totals.append(pl_module.progress.samples)
 
     def after_the_first(self) -> list[float]:
         """Of each round but the first."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.papers import GLOBAL, PERSONALIZED, Lines, last
 from pfl.files import write_figure
-from pfl.report.curves import COLOURS
+from pfl.report.plots import COLOURS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images" / "papers"
 Panels = dict[str, dict[str, list[float]]]  # by title and method: accuracies by seed

@@ -63,7 +63,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             data, or the data cannot be read or have values that are not finite.
 
     Example:
-        >>> from datamodules import Loaded, TensorSamples
+        >>> from pfl.datamodules import Loaded, TensorSamples
         >>> class Noise(FederatedDataModule):
         ...     def __init__(self, features: int = 3, **kwargs):
         ...         super().__init__(**kwargs)
@@ -391,7 +391,7 @@ class ClientDataModule(LightningDataModule):
     `train`, `val` and `test` are the indices of the client's samples, int64 [n].
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> client = DigitsDataModule(num_clients=20, batch_size=8).client(3)
         >>> inputs, targets = next(iter(client.train_dataloader()))
         >>> inputs.shape, targets.shape

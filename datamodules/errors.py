@@ -12,7 +12,7 @@ class ConfigError(ValueError):
     The message is one line: the name of the argument, its value, and what the value must be.
 
     Example:
-        >>> from datamodules import ConfigError, Dirichlet
+        >>> from pfl.datamodules import ConfigError, Dirichlet
         >>> try:
         ...     Dirichlet(alpha=-1)
         ... except ConfigError as error:

@@ -10,20 +10,26 @@ from pathlib import Path
 
 
 @contextmanager
-def new_content(path: Path) -> Iterator[BufferedWriter]:
-    """Opens a new file that takes the place of `path` when the block ends without an error.
+def new_file(path: Path) -> Iterator[Path]:
+    """Gives the path of a file that takes the place of `path` when the block ends without an error.
 
     Until then its name has the machine and the process, and ends with ".part".
     """
     part = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
-            yield file
+        yield part
         os.replace(part, path)
     except BaseException:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def new_content(path: Path) -> Iterator[BufferedWriter]:
+    """Opens a new file that takes the place of `path` when the block ends without an error."""
+    with new_file(path) as part, part.open("wb") as file:
+        yield file
 
 
 def remove_parts(folder: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datamodules import TheoryProblem
+from pfl.datamodules import TheoryProblem
 
 
 class Chain(nn.Module):

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from datamodules import ClientDataModule, DigitsDataModule, Dirichlet
+from pfl.datamodules import ClientDataModule, DigitsDataModule, Dirichlet
 
 CLIENTS, ROUNDS = 10, 5
 client_app, server_app = ClientApp(), ServerApp()

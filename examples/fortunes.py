@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from datamodules import InstructionDataModule
+from pfl.datamodules import InstructionDataModule
 
 PUBLIC = ("cookie", "computers", "miscellaneous", "people", "definitions")
 LENGTH, STEPS, BATCH, RATE = 96, 400, 16, 3e-3

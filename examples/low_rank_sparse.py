@@ -11,10 +11,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from datamodules import TheoryProblem
-from datamodules.randomness import generator
 from pfl.algorithms import FedSLR
 from pfl.callbacks.optimality import full_gradients
+from pfl.datamodules import TheoryProblem
+from pfl.datamodules.randomness import generator
 
 
 class LowRankSparse(TheoryProblem):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from datamodules import MNIST5kDataModule, Normalize
+from pfl.datamodules import MNIST5kDataModule, Normalize
 
 
 class Classifier(lightning.LightningModule):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from datamodules import ClassesPerClient, MNIST5kDataModule, Normalize, RandomCrop
+from pfl.datamodules import ClassesPerClient, MNIST5kDataModule, Normalize, RandomCrop
 
 EPOCHS, RATE = 2, 0.05
 

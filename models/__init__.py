@@ -5,7 +5,6 @@ arguments are plain values, so that a YAML file can describe them. The losses co
 objectives for which PyTorch has no loss, or none that a file can describe.
 """
 
-import pfl._path
 from pfl.models.adapters import Bottleneck as Bottleneck
 from pfl.models.adapters import Delta as Delta
 from pfl.models.adapters import LoRA as LoRA
@@ -40,6 +39,9 @@ from pfl.models.vision import GoogLeNet as GoogLeNet
 from pfl.models.vision import Timm as Timm
 from pfl.models.vision import TorchVision as TorchVision
 
-pfl._path.open_door(__name__)
-
 __all__ = sorted(name for name, value in globals().items() if callable(value))
+
+if __name__ == "models":  # the short name, in a checkout
+    from pfl._short_names import share
+
+    share(__name__)

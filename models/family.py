@@ -6,7 +6,6 @@ import copy
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -43,7 +42,7 @@ class Family:
         ValueError: There is no network, or the arguments do not fit each other.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> family = Family({"small": MLP(64, (8,)), "large": MLP(64, (32, 16))}, features=8)
         >>> [network.head.in_features for network in family.networks.values()]
         [8, 8]

@@ -14,7 +14,7 @@ def replace_batch_norm(network: Classifier | nn.Module, groups: int = 2) -> nn.M
 
     BatchNorm's running statistics mix the data of clients that differ, and rule out the batched
     engines. The scales and shifts of the layers are kept. In a YAML file the function stands where
-    a class would: `class_path: models.replace_batch_norm`, with the network in `init_args`.
+    a class would: `class_path: pfl.models.replace_batch_norm`, with the network in `init_args`.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))

@@ -15,10 +15,10 @@ if (
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pfl import _path  # noqa: F401 (what `models` and `datamodules` mean)
-from pfl.distributed import orphan  # torch, which the names below need, takes seconds
+if "PFL_STARTED_BY" in os.environ:  # a run's process, before it imports torch, which takes seconds
+    from pfl.distributed.orphan import die_with_parent
 
-orphan.die_with_parent()
+    die_with_parent()
 
 if TYPE_CHECKING:
     from pfl.distributed.strategy import ClientParallelStrategy

@@ -125,7 +125,7 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 def read_records(path: Path) -> list[dict[str, str]]:
     """Returns the rows of a CSV file, by the names of its columns."""
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -210,7 +210,7 @@ def read_json(path: Path) -> dict[str, Any]:
     with reading(path):
         if not path.is_file():
             return {}
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it must be a mapping")
         return content
@@ -223,7 +223,7 @@ def read_value(key: str, path: str) -> Any:
         ConfigError: It cannot be read.
     """
     try:
-        return json.loads(Path(path).expanduser().read_text())
+        return json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except UNREADABLE as error:
         raise ConfigError(f"{key}: {path} cannot be read as JSON: {error}") from error
 
@@ -233,7 +233,7 @@ def last_round(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         return {}
     rows: list[list[str]] = []
-    with path.open(newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         names = next(reader)
         for _, group in itertools.groupby(reader, key=lambda row: row[0]):

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from pfl.errors import ConfigError
+
 UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not report them
 RUNS_HERE = "PFL_RUNS_HERE"  # in the environment: how many runs share this machine
 RUNS_ON_CARD = "PFL_RUNS_ON_CARD"  # how many share the GPU of this process
@@ -46,6 +48,14 @@ def peak_memory() -> int | None:
     else:
         unit = 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def refuse_windows(what: str) -> None:
+    """Refuses, on Windows, what was written for Linux's processes, sockets and rights of files."""
+    if sys.platform == "win32":
+        raise ConfigError(
+            f"{what} cannot run on Windows; use Linux, or the Windows Subsystem for Linux"
+        )
 
 
 def runs_here() -> int:
@@ -119,5 +129,5 @@ def _quotas(root: Path) -> Iterator[int]:
 
 def _entry(table: Path, name: str) -> int:
     """Returns the number after a name in a table; 0 if there is none."""
-    lines = table.read_text().splitlines() if table.exists() else []
+    lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
     return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), 0)

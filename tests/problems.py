@@ -196,8 +196,8 @@ class History(pl.Callback):
         for name in pl_module.store.names:
             row["w_i" if name == "w" else name] = _array(pl_module.store.read(name, everyone))
         row["w"] = _array(pl_module.global_model)
-        row["down"] = pl_module.ledger.downlink.copy()
-        row["up"] = pl_module.ledger.uplink.copy()
+        row["down"] = pl_module.progress.ledger.downlink.copy()
+        row["up"] = pl_module.progress.ledger.uplink.copy()
         self.rounds.append(row)
 
     def __getitem__(self, name: str) -> np.ndarray:

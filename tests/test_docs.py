@@ -32,6 +32,7 @@ from tests.problems import run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS += [ROOT / "datamodules" / "README.md"]
 
 
 def section(document: str, heading: str) -> str:

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import zipfile
@@ -17,12 +18,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from pfl._path import users_module
 from pfl.version import __version__
 from tests.commands import ROOT, TWO_PROCESSES
 
 PACKAGES = ["datamodules", "models", "pfl"]
-DOORS = {"models.py", "datamodules.py", "datamodules.pyi"}  # modules overwrite no user's package
 # Packages whose name to import differs from their name to install.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
@@ -65,13 +64,23 @@ def pins(file: str = "requirements.txt") -> list[tuple[Requirement, str]]:
 def test_wheel_holds_the_packages_and_nothing_else(wheel):
     names = set(wheel.namelist())
     expected = {str(path.relative_to(ROOT)) for path in sources()}
-    expected |= {"datamodules/__init__.pyi", *(f"{package}/py.typed" for package in PACKAGES)}
-    expected = {f"pfl/{name}".replace("pfl/pfl/", "pfl/") for name in expected} | DOORS
+    expected |= {f"{package}/py.typed" for package in PACKAGES}
+    expected = {f"pfl/{name}".replace("pfl/pfl/", "pfl/") for name in expected}
     expected |= {f"pfl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
+    expected.remove("pfl/_short_names.py")  # a checkout's
     info = {name for name in names if ".dist-info/" in name}
     assert expected <= names
-    assert {name.split("/")[0] for name in names - info} == {"pfl", *DOORS}
+    assert {name.split("/")[0] for name in names - info} == {"pfl"}
     assert any(name.endswith("/licenses/LICENSE") for name in info)
+
+
+def test_the_wheel_has_no_links_no_import_finder_and_no_short_names(wheel):
+    for entry in wheel.infolist():
+        assert not stat.S_ISLNK(entry.external_attr >> 16), entry.filename
+        if entry.filename.endswith(".py"):
+            text = wheel.read(entry).decode()
+            assert not re.search(r"\b(meta_path|path_hooks)\b", text), entry.filename
+    assert "pfl/_short_names.py" not in wheel.namelist()
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +121,57 @@ def test_the_quick_start_of_the_wheel_trains_a_method_of_the_current_folder(inst
     assert (tmp_path / "runs/quickstart/summary.json").is_file()
 
 
+# A script beside packages of its own that are called like folders of a checkout.
+BESIDE = """
+import sys
+import datamodules, models, tests
+import pfl.datamodules
+assert {name for name in sys.modules if name.startswith("pfl")} == {"pfl", "pfl.datamodules"}
+from models.lenet import LeNet5
+from pfl.datamodules import DigitsDataModule
+from pfl.models import MLP
+from pfl.models.lenet import LeNet5 as Ours
+assert (datamodules.mine, models.mine, tests.mine, LeNet5) == (1, 1, 1, "mine")
+assert Ours.__module__ == "pfl.models.lenet"
+data = DigitsDataModule(num_clients=3)
+data.setup()
+inputs, targets = next(iter(data.client(1).train_dataloader()))
+assert MLP(in_features=64)(inputs).shape == (len(targets), 10)
+print(pfl.__file__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["packages", "folders"])
+def test_packages_of_the_user_beside_a_script_go_undisturbed(installed, tmp_path, kind):
+    """Folders without `__init__.py` as well.
+
+    By `-S` Python does not find the checkout, of which the tests' environment has an editable
+    install.
+    """
+    for name in ("models", "datamodules", "tests"):
+        (tmp_path / name).mkdir()
+        if kind == "packages":
+            (tmp_path / name / "__init__.py").write_text("mine = 1")
+    (tmp_path / "models" / "lenet.py").write_text("LeNet5 = 'mine'")
+    text = BESIDE
+    if kind == "folders":
+        text = text.replace("datamodules.mine, models.mine, tests.mine", "1, 1, 1")
+    (tmp_path / "script.py").write_text(text)
+    packages = Path(pytest.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-S", "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{installed}{os.pathsep}{packages}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(installed / "pfl" / "__init__.py")
+
+
 @pytest.mark.slow
 @pytest.mark.cli
 @pytest.mark.processes
@@ -119,18 +179,6 @@ def test_the_wheel_lists_the_figures_that_it_ships(installed, tmp_path):
     papers = (ROOT / "configs" / "papers").glob("*/*.yaml")
     lines = pfl("reproduce", "--list", installed=installed, cwd=tmp_path).splitlines()
     assert {line.split()[0] for line in lines} == {f"{p.parent.name}-{p.stem}" for p in papers}
-
-
-@pytest.mark.parametrize("name", ["models", "datamodules"])
-def test_the_door_of_an_installation_is_not_a_module_of_the_user(tmp_path, monkeypatch, name):
-    """An editable install copies our first file beside the packages; a user's file is another."""
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    door = tmp_path / f"{name}.py"
-    door.write_text((ROOT / name / "__init__.py").read_text())
-    assert users_module(name) is None
-    door.write_text("mine = 1")
-    found = users_module(name)
-    assert found is not None and found.origin == str(door)
 
 
 def test_the_metadata_name_distribution_license_and_python(metadata):

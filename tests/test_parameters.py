@@ -213,7 +213,7 @@ def test_frozen_parameters_are_no_part_and_never_move(tmp_path, weight_decay):
         assert torch.equal(p, kept)
     assert not torch.equal(flat(network), before)
     # Nor are they sent: 15 floats of 4 bytes to and from 3 clients in 2 rounds.
-    assert algorithm.bytes_up == algorithm.bytes_down == 15 * 4 * 3 * 2
+    assert algorithm.progress.bytes_up == algorithm.progress.bytes_down == 15 * 4 * 3 * 2
 
 
 def test_what_cannot_be_a_space_is_refused_in_one_line():

@@ -74,9 +74,9 @@ class RoundClock(pl.Callback):
         else:
             self._count = self._count or 1  # the second round is long enough
             self.seconds.append(seconds)
-            self._sum += method.samples_seen - self._seen
+            self._sum += method.progress.samples - self._seen
             self.samples = self._sum / len(self.seconds)
-        self._seen = method.samples_seen
+        self._seen = method.progress.samples
 
     def _is_last(self) -> bool:
         return len(self.seconds) == self._count

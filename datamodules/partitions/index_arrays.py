@@ -15,7 +15,7 @@ class IndexArrays(ABC):
     `Ragged` stores the arrays, `Drawn` computes them on access.
 
     Example:
-        >>> from datamodules import Ragged
+        >>> from pfl.datamodules import Ragged
         >>> arrays = Ragged.from_sizes(np.array([4, 0, 7]), np.array([2, 1]))
         >>> len(arrays), arrays[0].tolist(), arrays.owners.tolist()
         (2, [4, 0], [0, 0, 1])

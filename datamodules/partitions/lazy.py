@@ -25,7 +25,7 @@ class Drawn(IndexArrays):
         total: The number of samples to draw from; all indices are below `total`.
 
     Example:
-        >>> from datamodules import DigitsDataModule, Drawn, Sampled
+        >>> from pfl.datamodules import DigitsDataModule, Drawn, Sampled
         >>> arrays = DigitsDataModule(num_clients=1_000_000, partition=Sampled(10)).partition.train
         >>> isinstance(arrays, Drawn), len(arrays), arrays[765_432].shape
         (True, 1000000, (7,))

@@ -48,7 +48,7 @@ class Partition:
             hold them; the method `save` stores them.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> partition = DigitsDataModule(num_clients=4).partition
         >>> len(partition), len(partition.hash), partition.train.sizes.dtype
         (4, 64, dtype('int64'))

@@ -40,7 +40,7 @@ class Protocol(ABC):
         assigns_official_test: Whether the partition rule assigns the official test samples, too.
 
     Example:
-        >>> from datamodules import SharedTest
+        >>> from pfl.datamodules import SharedTest
         >>> SharedTest(validation=0.2).describe()
         'every client is tested on the whole official test set, validated on 20% of its own'
     """
@@ -87,7 +87,7 @@ class SplitOwn(Protocol):
             equal values keep the order of the file. None splits at random, by class.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=1, protocol=SplitOwn(test=0.5, validation=0.25))
         >>> [len(arrays[0]) for arrays in data.partition.splits.values()]
         [449, 449, 899]
@@ -141,7 +141,7 @@ class MatchLabels(Protocol):
             from the official test set are ignored).
 
     Example:
-        >>> from datamodules import ClassesPerClient, DigitsDataModule
+        >>> from pfl.datamodules import ClassesPerClient, DigitsDataModule
         >>> data = DigitsDataModule(4, ClassesPerClient(2), MatchLabels(samples=20))
         >>> (data.label_counts("test") > 0).sum(1).tolist(), data.partition.test.sizes.tolist()
         ([2, 2, 2, 2], [20, 20, 20, 20])
@@ -212,7 +212,7 @@ class SharedTest(Protocol):
     """A protocol that tests every client on the whole official test set, as FedCLUP's table does.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> DigitsDataModule(num_clients=3, protocol=SharedTest()).partition.test.sizes
         array([355, 355, 355])
     """
@@ -234,7 +234,7 @@ class OfficialSplit(Protocol):
     makes it a newcomer, whose scores are reported apart from those of the others.
 
     Example:
-        >>> from datamodules import ArrayDataModule, Natural
+        >>> from pfl.datamodules import ArrayDataModule, Natural
         >>> x, y = np.zeros((6, 2)), np.zeros(6, int)
         >>> data = ArrayDataModule(x[:4], y[:4], x[4:], y[4:], np.array([7, 7, 8, 8, 7, 7]),
         ...                        partition=Natural(), protocol=OfficialSplit(validation=0.0))

@@ -26,7 +26,7 @@ class Within(Partitioner):
         groups: The number of groups; None if `outer` determines it, as `Natural` does.
 
     Example:
-        >>> from datamodules import DigitsDataModule, Dirichlet, Shards
+        >>> from pfl.datamodules import DigitsDataModule, Dirichlet, Shards
         >>> rule = Within(Dirichlet(5.0), Shards(2), groups=3)
         >>> DigitsDataModule(num_clients=9, partition=rule).client_sizes.shape
         (9,)
@@ -90,7 +90,7 @@ class Sizes(Partitioner):
     Samples beyond the sum of the `sizes` are not used.
 
     Example:
-        >>> from datamodules import DigitsDataModule, SplitOwn
+        >>> from pfl.datamodules import DigitsDataModule, SplitOwn
         >>> data = DigitsDataModule(None, Sizes([100, 40, 10]), SplitOwn(0.5, validation=0.0))
         >>> data.client_sizes
         array([50, 20,  5])
@@ -134,7 +134,7 @@ class LabelDistribution(CountsByClass):
         size: With shares: n, the number of samples of a client; None for the default above.
 
     Example:
-        >>> from datamodules import DigitsDataModule, SplitOwn
+        >>> from pfl.datamodules import DigitsDataModule, SplitOwn
         >>> table = np.eye(10)[:3] + np.eye(10)[1:4]  # client i has the classes i and i + 1
         >>> rule = LabelDistribution(table, size=40)
         >>> data = DigitsDataModule(None, rule, SplitOwn(0.5, validation=0.0))

@@ -36,7 +36,7 @@ class FedSLRDirichlet(Partitioner):
     each class, is 0.1.
 
     Example:
-        >>> from datamodules import DigitsDataModule, MatchLabels
+        >>> from pfl.datamodules import DigitsDataModule, MatchLabels
         >>> data = DigitsDataModule(10, FedSLRDirichlet(0.1), MatchLabels(20, validation=0.0))
         >>> data.client_sizes  # of 1,442 training images
         array([146, 144, 144, 144, 144, 144, 144, 144, 144, 144])
@@ -90,7 +90,7 @@ class PFLlibDirichlet(CountsByClass):
     order of the classes, in rounding, and in `min_size`.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=PFLlibDirichlet(0.1))
         >>> data.left_out()["samples_unused"]
         0
@@ -137,7 +137,7 @@ class PFLlibPathological(CountsByClass):
     `PFLlibDirichlet`. The last of them gets the rest. Which classes a client has is not random.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=PFLlibPathological(4))
         >>> (data.label_counts() > 0).astype(int)[:3]
         array([[1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
@@ -192,7 +192,7 @@ class FLBenchClasses(CountsByClass):
     used. `ClassesPerClient` balances the number of clients per class instead.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=FLBenchClasses(3))
         >>> (data.label_counts() > 0).sum(1)
         array([3, 3, 3, 3, 3])
@@ -227,7 +227,7 @@ class LEAF(Natural):
     `SplitOwn(test=0.1, validation=0)`; its `--iid` is `IID()`.
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> users = ["ann"] * 12 + ["bob"] * 3 + ["eve"] * 15
         >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=LEAF(users))
         >>> data.num_clients, data.left_out()["samples_unused"]
@@ -271,7 +271,7 @@ class FlukeDirichlet(CountsByClass):
     A client thus has samples of every class.
 
     Example:
-        >>> from datamodules import DigitsDataModule, SplitOwn
+        >>> from pfl.datamodules import DigitsDataModule, SplitOwn
         >>> rule = FlukeDirichlet(0.1, min_ex_class=4)
         >>> data = DigitsDataModule(5, rule, SplitOwn(test=0.0, validation=0.0))
         >>> bool((data.label_counts() >= 4).all())
@@ -307,7 +307,7 @@ class FlukeClasses(Partitioner):
     Every sample then goes to one of the clients of its class, all equally likely.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=10, partition=FlukeClasses(3))
         >>> bool(((data.label_counts() > 0).sum(1) <= 3).all())
         True
@@ -348,7 +348,7 @@ class FlukeQuantity(Partitioner):
     larger α.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> sizes = DigitsDataModule(num_clients=5, partition=FlukeQuantity()).client_sizes
         >>> bool(sizes[4] > sizes[:4].sum())
         True

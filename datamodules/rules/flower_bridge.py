@@ -135,7 +135,7 @@ def flower_partitioner(
 
     Example:
         >>> from importlib.util import find_spec
-        >>> from datamodules import Shards
+        >>> from pfl.datamodules import Shards
         >>> if find_spec("flwr_datasets"):  # Flower takes it as FederatedDataset(partitioners=...)
         ...     from datasets import Dataset
         ...     shards = flower_partitioner(Shards(2), num_partitions=3)

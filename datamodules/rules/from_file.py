@@ -21,7 +21,7 @@ class Given(Partitioner):
 
     Example:
         >>> import tempfile
-        >>> from datamodules import DigitsDataModule, Dirichlet
+        >>> from pfl.datamodules import DigitsDataModule, Dirichlet
         >>> file = tempfile.mkdtemp() + "/digits.npz"
         >>> first = DigitsDataModule(num_clients=8, partition=Dirichlet(0.3), seed=5)
         >>> first.partition.save(file)

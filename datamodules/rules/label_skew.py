@@ -56,10 +56,11 @@ class Dirichlet(CountsByClass):
             proportion to their shares, and classes are assigned in random order.
         size_cap: With `over="clients"`: whether a client that holds N/M samples gets none of the
             following classes.
-        max_retries: The number of draws after which an unreached `min_size` is an error.
+        max_retries: The number of draws after which an unreached `min_size` is an error; a small
+            `alpha` may need more.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=Dirichlet(alpha=0.1))
         >>> data.label_counts().shape
         (5, 10)
@@ -164,7 +165,7 @@ class ClassesPerClient(CountsByClass):
     Used, in variants, by NIID-Bench (`#C=k`) and PFLlib (`pat`).
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=ClassesPerClient(2))
         >>> (data.label_counts() > 0).sum(1)
         array([2, 2, 2, 2, 2])
@@ -220,7 +221,7 @@ class Shards(Partitioner):
     shard that is no longer than the rarest class contains at most two.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=Shards(shards_per_client=2))
         >>> bool(((data.label_counts() > 0).sum(1) <= 4).all())
         True

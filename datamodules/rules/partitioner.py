@@ -120,7 +120,7 @@ class IID(Partitioner):
     """Samples assigned uniformly at random; the sizes of the clients differ by at most one.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> DigitsDataModule(num_clients=4, partition=IID()).client_sizes
         array([315, 314, 314, 314])
     """
@@ -145,7 +145,7 @@ class LogNormal(Partitioner):
         min_size: The smallest number of samples of a client, at most the mean number.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> sizes = DigitsDataModule(num_clients=4, partition=LogNormal(sigma=1.0)).client_sizes
         >>> bool(sizes.max() > 2 * sizes.min())
         True
@@ -194,7 +194,7 @@ class Sampled(Partitioner):
         size: The number of samples of a client, at most the number of all samples.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=1_000_000, partition=Sampled(size=30))
         >>> data.client_sizes[:3]
         array([21, 21, 21])

@@ -123,7 +123,7 @@ class Natural(PerSample):
             then no official test samples are assigned.
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> ids = ["ann", "bob", "bob"] * 10
         >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=Natural(ids))
         >>> data.num_clients, data.client_sizes
@@ -168,7 +168,7 @@ class Groups(PerSample):
         client_ids: As in `Natural`.
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> wards = ["a", "b", "c"] * 10
         >>> rule = Groups([["a", "c"], ["b"]], wards)
         >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=rule)
@@ -251,7 +251,7 @@ class ByValue(PerSample):
             targets, which must be one number per sample.
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> age = np.arange(30) % 10
         >>> rule = ByValue(age)
         >>> data = TensorDataModule(age[:, None] / 10, age, num_clients=3, partition=rule)

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import ConfigError
-from ..files import new_content
+from ..files import new_content, new_file
 
 Colour = Literal["rgb", "gray", "stored"]
 
@@ -64,7 +64,7 @@ def changes_of(
     if cache is not None:
         file = cache / f"{_fingerprint(paths, size, colour)}.json"
         if file.is_file():
-            return json.loads(file.read_text())
+            return json.loads(file.read_text(encoding="utf-8"))
     counts: Counter[str] = Counter()
     for path in paths:
         counts.update(_changes_of_one(path, size, colour))
@@ -154,12 +154,8 @@ def read_items(
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         # A file of the final name is always complete, also where several processes write it.
-        partial = file.with_suffix(f".{os.getpid()}.partial")
-        try:
-            _stack(read, names, differ, partial)
-            os.replace(partial, file)
-        finally:
-            partial.unlink(missing_ok=True)
+        with new_file(file) as part:
+            _stack(read, names, differ, part)
     return np.load(file, mmap_mode="c")  # PyTorch warns about read-only arrays
 
 

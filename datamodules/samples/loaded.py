@@ -30,7 +30,7 @@ class Loaded(NamedTuple):
             None.
 
     Example:
-        >>> from datamodules import TensorSamples
+        >>> from pfl.datamodules import TensorSamples
         >>> loaded = Loaded(TensorSamples(torch.rand(10, 3), torch.arange(10) % 2))
         >>> len(loaded.train), loaded.test
         (10, None)
@@ -49,7 +49,7 @@ def check_loaded(name: str, loaded: object) -> None:
     if not isinstance(loaded, Loaded):
         raise ConfigError(
             f"{name}.load: returned {type(loaded).__name__}; it must return "
-            "datamodules.Loaded(train, test)"
+            "pfl.datamodules.Loaded(train, test)"
         )
     for prefix, samples in {"": loaded.train, "test_": loaded.test}.items():
         if prefix and samples is None:  # there is no official test set

@@ -28,7 +28,7 @@ class Samples(ABC):
             and 1, for several labels of a sample [N, L]; None only for streamed regression data.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> samples = DigitsDataModule().samples
         >>> inputs, targets = samples.gather(torch.tensor([[0, 1, 2], [3, 4, 5]]))
         >>> len(samples), inputs.shape, targets.shape

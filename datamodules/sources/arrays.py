@@ -68,7 +68,7 @@ class ArrayDataModule(FederatedDataModule):
         file: Path of an `.npz` file whose arrays have the names of the arguments, instead of them.
 
     Example:
-        >>> from datamodules import Dirichlet
+        >>> from pfl.datamodules import Dirichlet
         >>> x, y = np.random.rand(100, 8), np.arange(100) % 2
         >>> data = ArrayDataModule(x, y, num_clients=2, partition=Dirichlet(0.3))
         >>> data.samples.inputs.dtype, data.num_clients

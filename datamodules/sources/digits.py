@@ -32,7 +32,7 @@ class DigitsDataModule(FederatedDataModule):
         test_share: The share of each class that is the test set, between 0 and 1.
 
     Example:
-        >>> from datamodules import Dirichlet
+        >>> from pfl.datamodules import Dirichlet
         >>> data = DigitsDataModule(num_clients=10, partition=Dirichlet(0.3), seed=1)
         >>> data.num_clients, data.num_classes, len(data.samples)
         (10, 10, 1797)
@@ -98,7 +98,7 @@ class DigitDomainsDataModule(FederatedDataModule):
     the default, there is one client per domain, in this order.
 
     Example:
-        >>> from datamodules import SplitOwn
+        >>> from pfl.datamodules import SplitOwn
         >>> data = DigitDomainsDataModule(protocol=SplitOwn(test=0.5, validation=0.0))
         >>> data.num_clients, data.client_sizes.tolist(), data.partition.test.sizes.tolist()
         (2, [898, 2500], [899, 2500])

@@ -57,7 +57,7 @@ class ImageFolderDataModule(FederatedDataModule):
             TIFF file as channels, and numbers of 32 bits as they are.
 
     Example:
-        >>> from datamodules import Natural
+        >>> from pfl.datamodules import Natural
         >>> data = ImageFolderDataModule("pacs", "client/class", partition=Natural())
         >>> data.levels, data.protocol  # the images are read when they are needed
         ('client/class', SplitOwn(test=0.2, validation=0.1))

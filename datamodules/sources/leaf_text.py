@@ -74,7 +74,7 @@ class Sent140DataModule(LeafDataModule):
             `torch.nn.Embedding.from_pretrained`; None without a file. Known after `setup`.
 
     Example:
-        >>> from datamodules.sources.leaf_text import words
+        >>> from pfl.datamodules.sources.leaf_text import words
         >>> data = Sent140DataModule(root="~/leaf", vocabulary_size=10_000)
         >>> words("Lyx isn't cool, is it?")
         ['Lyx', "isn't", 'cool', ',', 'is', 'it', '?']

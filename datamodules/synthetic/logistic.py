@@ -41,6 +41,8 @@ class HeterogeneousLogistic(TheoryProblem):
     Args:
         samples_per_client: n, the number of training samples of each client.
         heterogeneity: R, the standard deviation of the entries of W_k.
+        validation_samples, test_samples: How many more each client has, for runs that show
+            accuracies beside the distance to the optimum.
 
     Example:
         >>> problem = HeterogeneousLogistic(num_clients=4, features=3, labels="sampled")

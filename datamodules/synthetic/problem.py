@@ -31,7 +31,7 @@ class TheoryProblem(FederatedDataModule):
     client; the other arguments are those of `FederatedDataModule`.
 
     Example:
-        >>> from datamodules import LeastSquares
+        >>> from pfl.datamodules import LeastSquares
         >>> problem = LeastSquares(num_clients=4, features=3, condition=100.0)
         >>> isinstance(problem, TheoryProblem), problem.smoothness, problem.strong_convexity
         (True, 1.0, 0.01)

@@ -29,7 +29,7 @@ class ClientRotation(Transform):
     (degrees, counterclockwise), which are equally likely.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=4, transforms=[ClientRotation([0, 180])])
         >>> data.describe().endswith("transforms ClientRotation(angles=[0.0, 180.0]).")
         True
@@ -152,7 +152,7 @@ class ClientNoise(Transform):
     is the standard deviation there, and the noise is drawn anew whenever a sample is read.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, transforms=[ClientNoise(0.2)])
         >>> bool((next(iter(data.client(4).test_dataloader()))[0] < 0).any())
         True

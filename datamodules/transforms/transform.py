@@ -58,7 +58,7 @@ class Transform(ABC):
         >>> class Darken(Transform):
         ...     def __call__(self, inputs, draws):
         ...         return inputs / 2
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> data = TensorDataModule(torch.ones(9, 1, 4, 4), torch.zeros(9), num_clients=3,
         ...                         transforms=[Darken()])
         >>> next(iter(data.client(0).train_dataloader()))[0].max()
@@ -106,7 +106,7 @@ class Normalize(Transform):
             "trained" on, or of those of each "client".
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> inputs = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
         >>> data = TensorDataModule(inputs, torch.zeros(2), num_clients=1, transforms=[Normalize()])
         >>> data.transforms
@@ -228,7 +228,7 @@ class TimeFirst(Transform):
     It comes after `Normalize`, which takes the second axis for the columns.
 
     Example:
-        >>> from datamodules import TensorDataModule
+        >>> from pfl.datamodules import TensorDataModule
         >>> data = TensorDataModule(torch.ones(9, 2, 24), torch.zeros(9), num_clients=1,
         ...                         transforms=[TimeFirst()])
         >>> data.input_shape
@@ -312,7 +312,7 @@ class Apply(Transform):
     refused, as these would depend on the rest of the batch.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> data = DigitsDataModule(transforms=[Apply(torch.nn.Upsample(scale_factor=4))])
         >>> data.input_shape
         torch.Size([1, 32, 32])
@@ -341,7 +341,7 @@ class Pipeline:
     """The transforms of a data module, applied one after another to gathered samples.
 
     Example:
-        >>> from datamodules import HorizontalFlip
+        >>> from pfl.datamodules import HorizontalFlip
         >>> pipeline, images = Pipeline([HorizontalFlip(1.0)]), torch.rand(2, 1, 4, 4)
         >>> owners, samples = torch.tensor([7, 7]), torch.tensor([0, 1])
         >>> torch.equal(pipeline(images, owners, samples), images)  # no augmentation

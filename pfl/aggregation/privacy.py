@@ -37,17 +37,16 @@ class AdaptiveClip:
     After every round C <- C exp(-η_C (b - γ)), where b is the share of clients whose norm is at
     most C, with noise of its own. The noise of the messages is raised such that both together
     reveal what `noise_multiplier` says: z_messages = (z^-2 - (2 σ_b)^-2)^(-1/2), their Theorem 1.
+    σ_b, the noise on the number of clients below the clip, is a twentieth of the expected cohort,
+    as in the paper, but at least the noise multiplier.
 
     Args:
         quantile: γ, the share of clients whose norms are to lie below the clip.
         rate: η_C.
-        count_noise: σ_b, the noise on the number of clients below the clip; None: a twentieth of
-            the expected cohort, as in the paper, but at least the noise multiplier.
     """
 
     quantile: float = 0.5
     rate: float = 0.2
-    count_noise: float | None = None
 
     def __post_init__(self) -> None:
         require_value(
@@ -266,16 +265,10 @@ class PrivateMean:
 
     def _count_noise(self) -> float:
         """Returns σ_b, the noise on the number of clients below the clip; 0 without `adaptive`."""
-        adaptive = self.privacy.adaptive
         z = self.noise_multiplier
-        if adaptive is None or z == 0:
+        if self.privacy.adaptive is None or z == 0:
             return 0.0
-        noise = adaptive.count_noise
-        noise = max(self.cohort / 20, z) if noise is None else noise
-        require_value(
-            "loop.privacy.adaptive.count_noise", noise, noise > z / 2, f"above z / 2 = {z / 2}"
-        )
-        return noise
+        return max(self.cohort / 20, z)
 
     @property
     def message_noise(self) -> float:

@@ -89,21 +89,18 @@ class GeometricMedian(Rule):
 
     Args:
         steps: The largest number of iterations.
-        smoothing: ν.
-        tolerance: The iteration ends once x moves by at most this times d.
 
     Note:
         The paper takes 3 to 5 steps with ν = 1e-6, which does not reach the minimum; here the
-        iteration runs until it moves no further.
+        iteration runs with this ν until it moves by at most 1e-7 d.
     """
 
-    def __init__(self, steps: int = 1000, smoothing: float = 1e-6, tolerance: float = 1e-7) -> None:
+    smoothing = 1e-6  # ν
+    tolerance = 1e-7
+
+    def __init__(self, steps: int = 1000) -> None:
         check_whole("GeometricMedian.steps", steps)
-        require_value("GeometricMedian.smoothing", smoothing, smoothing > 0, "above 0")
-        require_value("GeometricMedian.tolerance", tolerance, tolerance >= 0, "at least 0")
         self.steps = steps
-        self.smoothing = smoothing
-        self.tolerance = tolerance
 
     def __call__(self, rows: Tensor) -> Tensor:
         point = Median()(rows)  # the mean could be beyond all numbers

@@ -74,9 +74,10 @@ class EmbeddingFigure(Callback):
                 category=UserWarning,
             )
             return
-        from pfl.report.figures import embedding_figure  # matplotlib is slow to import
+        from pfl.report.figures import embedding_figure
+        from pfl.report.matplotlib_drawer import draw  # matplotlib is slow to import
 
-        figure = embedding_figure(panels, targets, self.client)
+        figure = draw(embedding_figure(panels, targets, self.client))
         files.write_figure(RunRecorder.of(trainer).folder / "embedding.png", figure)
 
     on_test_end = on_train_end

@@ -37,8 +37,8 @@ class Optimality(Callback):
       the true models.
 
     Distances are Euclidean, not squared, between the `identified` parts of the models (see
-    `datamodules.TheoryProblem`). The solution is for f_i without weight decay and with the loss of
-    the data module's problem. A method without a global model has no `global` numbers.
+    `pfl.datamodules.TheoryProblem`). The solution is for f_i without weight decay and with the loss
+    of the data module's problem. A method without a global model has no `global` numbers.
 
     Args:
         every: Rounds from one measurement to the next; the last round is always measured.

@@ -323,7 +323,7 @@ class RunRecorder(Callback):
             summary["finetuning_samples"] = run_result.finetuning_samples(algorithm, loop)
         summary["seed"] = loop.seed
         summary["wall_seconds"] = self.seconds
-        summary["samples_per_second"] = algorithm.samples_seen / max(self.seconds, 1e-9)
+        summary["samples_per_second"] = algorithm.progress.samples / max(self.seconds, 1e-9)
         summary["peak_memory_bytes"] = run_result.peak_memory()
         summary["engine"] = algorithm.oracle.engine.name
         if algorithm.oracle.timing is not None:

@@ -31,10 +31,11 @@ class RunFigure(Callback):
         recorder = RunRecorder.of(trainer)
         if trainer.is_global_zero and recorder.summary:
             from pfl.report.figures import run_figure
+            from pfl.report.matplotlib_drawer import draw  # matplotlib takes long to import
 
             scores = ScoreTable.read(recorder.folder)
             figure = run_figure(recorder.rows, recorder.columns, scores)
-            files.write_figure(recorder.folder / "report.png", figure)
+            files.write_figure(recorder.folder / "report.png", draw(figure))
 
 
 class CollaborationMap(Callback):
@@ -57,8 +58,10 @@ class CollaborationMap(Callback):
         if not (columns := files.last_round(folder / "collaboration.csv")):
             return
         from pfl.report.figures import collaboration_figure
+        from pfl.report.matplotlib_drawer import draw
 
-        figure = collaboration_figure(**columns, round_index=pl_module.rounds)
+        title = f"Collaboration in round {pl_module.rounds}"
+        figure = draw(collaboration_figure(**columns, title=title))
         files.write_figure(folder / "collaboration.png", figure)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):

@@ -134,7 +134,8 @@ class RunFolder:
     def has_result(self, rounds: int) -> bool:
         """Returns whether the folder has the result of a run that ended after these rounds."""
         try:
-            summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+            text = (self.path / "summary.json").read_text(encoding="utf-8")
+            summary: dict[str, Any] = json.loads(text)
         except files.UNREADABLE:
             return False
         written = summary.get("finished") and summary.get("round") == rounds

@@ -63,7 +63,7 @@ class WandbRecord(Callback):
         path = Path(ckpt_path).parent.parent / FILE
         if path.is_file():
             for logger in _loggers(trainer):
-                continue_wandb_run(logger, json.loads(path.read_text())["id"])
+                continue_wandb_run(logger, json.loads(path.read_text(encoding="utf-8"))["id"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         loop = pl_module.run.loop
@@ -76,7 +76,7 @@ class WandbRecord(Callback):
             run.define_metric("comm/bytes", step_metric="round")
             run.define_metric("*", step_metric="round", step_sync=True)
             path = recorder.folder / FILE
-            if not path.is_file() or json.loads(path.read_text())["id"] != run.id:
+            if not path.is_file() or json.loads(path.read_text(encoding="utf-8"))["id"] != run.id:
                 files.write_json(path, {"id": run.id})
                 _send_partition(run, loop)
 
@@ -152,8 +152,9 @@ def _send_partition(run: wandb.Run, loop: FederatedLoop) -> None:
     run.log_artifact(artifact)
     if loop.datamodule.has_labels:
         from pfl.report.figures import partition_figure
+        from pfl.report.matplotlib_drawer import draw
 
-        figure = partition_figure(loop.datamodule.label_counts())
+        figure = draw(partition_figure(loop.datamodule.label_counts()))
         run.log({"partition": wandb.Image(figure), "round": 0})
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pfl.errors import ConfigError
+from pfl.machine import refuse_windows
 
 BUDGETS = ("rounds", "bytes", "gradients", "virtual_seconds")
 FORMATS = ("safetensors", "onnx", "peft")
@@ -323,6 +324,7 @@ def deploy(given: argparse.Namespace) -> None:
 
     All other words are the same as for `pfl fit`.
     """
+    refuse_windows("deploy: this command")
     from pfl.deploy.app import write_app
 
     parties = write_app(given.others, given.out)
@@ -334,6 +336,7 @@ def node(given: argparse.Namespace) -> None:
 
     The party trains on its own samples, and keeps its states.
     """
+    refuse_windows("node: this command")
     from pfl.deploy.app import read_node
 
     worker, address = read_node(given.config, given.client)

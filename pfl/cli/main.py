@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 import pfl
 from pfl.cli.commands import COMMANDS, OPEN, CommandParser, add_parsers
+from pfl.current_folder import add_current_folder
 from pfl.datamodules.errors import optional_module
 from pfl.errors import ConfigError, printable
 
@@ -53,8 +54,8 @@ def main(args: list[str] | None = None) -> int:
     """
     if args is None:
         args = sys.argv[1:]
-        # For classes of the user; the command `pfl` starts without this folder.
-        sys.path.append(os.getcwd())
+        # The command `pfl` starts without this folder.
+        add_current_folder()
     everything = bool(os.environ.get(TRACEBACK)) or "--traceback" in args
     args = [arg for arg in args if arg != "--traceback"]
     try:

@@ -300,7 +300,7 @@ class Clients:
 
     Example:
         >>> import numpy as np
-        >>> from datamodules import Dirichlet, DigitsDataModule
+        >>> from pfl.datamodules import Dirichlet, DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=Dirichlet(1.0), seed=0)
         >>> data.setup()
         >>> largest_first = np.argsort(-data.client_sizes)

@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
 def read(path: Path) -> Any:
     """Returns the content of a YAML file; no key is double, and no alias stands in itself."""
     try:
-        loader = _Loader(path.read_text())
+        loader = _Loader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         if node is None:
             return None

@@ -34,7 +34,7 @@ from pfl.configuration.keys import no_class, no_option, unknown_key
 from pfl.datamodules.files import new_content
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pfl", "models", "datamodules")
+PACKAGES = ("pfl", "pfl/models", "pfl/datamodules")  # the search follows no links
 LIBRARIES = ("torch", "lightning", "jsonargparse")
 OURS = ("pfl.", "torch.", "torchmetrics.", "lightning.")  # whose classes are noted
 COLORS = ("COLUMNS", "TERM", "NO_COLOR", "FORCE_COLOR", "PYTHON_COLORS")
@@ -58,10 +58,9 @@ def notes_file() -> Path:
     """Returns the file of the notes that hold for pfl's files and the packages as they are."""
     digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
     for name in PACKAGES:
-        for path in sorted((ROOT / name).rglob("*.py*")):
-            if path.suffix != ".pyc":
-                stat = path.stat()
-                digest.update(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode())
+        for path in sorted((ROOT / name).rglob("*.py")):
+            stat = path.stat()
+            digest.update(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode())
     for name in LIBRARIES:
         digest.update(version(name).encode())
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
@@ -74,7 +73,7 @@ def notes_file() -> Path:
 def read_notes() -> dict[str, Any]:
     """Returns the notes; empty ones if there are none that can be read."""
     try:
-        notes = json.loads(notes_file().read_text())
+        notes = json.loads(notes_file().read_text(encoding="utf-8"))
     except NO_NOTES:
         notes = {}
     return {"runs": {}, "classes": {}, "types": {}, "names": {}, "help": {}, **notes}

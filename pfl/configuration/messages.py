@@ -14,8 +14,8 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+import pfl
 from pfl import algorithms, callbacks, datamodules, method, models
-from pfl._path import PACKAGES, users_module
 from pfl.aggregation import attacks, robust
 from pfl.configuration.keys import closest, no_class, no_option, unknown_key
 from pfl.errors import ConfigError, printable
@@ -173,9 +173,12 @@ def _describe(words: str, owner: str, types: str, value: str) -> str:
             if made:
                 return f"{made[1]}({made[2]}); {advice}"
             return shown + advice
-    for name in PACKAGES:
-        if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
-            return f"{shown}{words}; {name} is {found.origin}, pfl's own is pfl.{name}"
+    name = (owner or value).partition(".")[0]
+    if name in ("models", "datamodules") and sys.modules.get(name) is not getattr(pfl, name):
+        users = ""
+        if file := getattr(sys.modules.get(name), "__file__", None):
+            users = f"{name} is {file}, "
+        return f"{shown}{words}; {users}pfl's own is pfl.{name}"
     if "is abstract" in words:
         return _abstract(value) or "the class is abstract" + closest("", classes_of(types))
     if "subclass of" in words:
@@ -189,8 +192,9 @@ def _abstract(value: str) -> str | None:
     if match is None:
         return None
     module, _, name = match[1].rpartition(".")
-    lacks = getattr(getattr(sys.modules.get(module), name, None), "__abstractmethods__", ())
-    if module.startswith(("pfl.", *PACKAGES)) or not lacks:
+    cls = getattr(sys.modules.get(module), name, None)
+    lacks = getattr(cls, "__abstractmethods__", ())
+    if not lacks or cls.__module__.startswith("pfl."):
         return None
     return f"{module}.{name}; it is abstract: write {', '.join(sorted(lacks))}"
 

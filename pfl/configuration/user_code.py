@@ -14,8 +14,7 @@ from types import CodeType
 
 from pfl.configuration.messages import explain
 
-ROOT = Path(__file__).parents[2]
-OURS = tuple(str(ROOT / name) for name in ("pfl", "models", "datamodules"))
+OURS = str(Path(__file__).parents[1])
 LIBRARY = sysconfig.get_path("stdlib")
 WRONG_ARGUMENTS = re.compile(r"([\w.]+)\(\) (?:takes|missing|got) ")
 
@@ -94,5 +93,5 @@ def _is_users(frame: tuple) -> bool:
     path = frame[0].co_filename
     # Packages may belong to another environment, on which this one builds.
     installed = {"site-packages", "dist-packages"} & {*Path(path).parts}
-    known = path.startswith((*OURS, LIBRARY)) or not Path(path).is_absolute()  # "<string>", Cython
+    known = path.startswith((OURS, LIBRARY)) or not Path(path).is_absolute()  # "<string>", Cython
     return not (installed or known)

@@ -28,6 +28,7 @@ from pfl.distributed import collectives
 from pfl.distributed.launch import ENDING, EndedBySignal, Launcher
 from pfl.distributed.orphan import is_child
 from pfl.errors import ConfigError
+from pfl.machine import refuse_windows
 
 Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
 Devices: TypeAlias = list[int] | str | int
@@ -46,9 +47,11 @@ class ClientParallelStrategy(DDPStrategy):
         processes_per_device: Number of processes that share a device; more than one if a process
             does not fill a GPU. They communicate by gloo through the host's memory, since NCCL
             refuses two processes on one GPU.
-        process_group_backend: As in Lightning's `DDPStrategy`.
+        process_group_backend: As in Lightning's `DDPStrategy`; "gloo" where NCCL does not reach
+            the GPUs of other machines.
         timeout: The longest time a process waits for another.
-        start_method: As in Lightning; "popen" starts the script once more for each process.
+        start_method: As in Lightning; "popen" starts the script once more for each process, and a
+            notebook, which is no script, needs "fork".
         kwargs: All other arguments of Lightning's `DDPStrategy`.
 
     Raises:
@@ -94,6 +97,9 @@ class ClientParallelStrategy(DDPStrategy):
 
     @cached_property
     def launcher(self) -> Any:
+        processes = self.num_processes * self.num_nodes
+        if processes > 1:
+            refuse_windows(f"trainer.devices: {processes} processes")
         if not self._runs_scripts:
             return super().launcher
         assert self.cluster_environment is not None

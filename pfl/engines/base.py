@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,15 +19,16 @@ from pfl.engines.runner import ModelRunner
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.errors import ConfigError
 
-EngineName = Literal["auto", "sequential", "vmap", "debug"]
-"""What a user can choose: the fastest engine that works, or one by name."""
+EngineName: TypeAlias = str
+"""What a user can ask for: "auto", one of the names of `pfl.engines.registry`, or a class path."""
 
 
 class Engine(ABC):
     """A way to run a network with the models of several clients, the rows of a matrix [C, P].
 
-    All engines compute the same values, to rounding. A new engine needs `gradient`; the other
-    methods have defaults. `select_engine` decides which one is used.
+    All engines compute the same values, to rounding. A new engine needs a name and `gradient`; the
+    other methods have defaults. `pfl.engines.registry` lists the engines, and `select_engine`
+    decides which one is used.
 
     Args:
         runner: The network, its loss, and what was found out about them.
@@ -48,6 +49,36 @@ class Engine(ABC):
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
+
+    # ---- which runs get the engine ------------------------------------------------------------
+
+    @classmethod
+    def obstacle(cls, runner: ModelRunner, batch: Batch, asked: EngineName) -> str | None:
+        """Returns in words why a run does not get this engine; None: it is tried.
+
+        Args:
+            runner: The network and its loss.
+            batch: A few samples of one client.
+            asked: What the user asked for, such as "auto".
+        """
+        return None
+
+    @classmethod
+    def of(cls, runner: ModelRunner, batch: Batch) -> Engine:
+        """Returns the engine of a network for which there is no obstacle."""
+        return cls(runner)
+
+    @classmethod
+    def to_record(cls, engine: Engine, clients: int) -> Engine | None:
+        """Returns an engine of this class whose recorded steps a GPU tries; None: none.
+
+        Args:
+            engine: The engine that the run has without recorded steps.
+            clients: How many clients train together.
+        """
+        return None
+
+    # ---- training -----------------------------------------------------------------------------
 
     @abstractmethod
     def gradient(
@@ -111,6 +142,8 @@ class Engine(ABC):
             return batch.seeds()
         return torch.zeros(batch.clients, dtype=torch.int64, device=batch.inputs.device)
 
+    # ---- evaluation ---------------------------------------------------------------------------
+
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
         own: Any = buffers
@@ -126,6 +159,8 @@ class Engine(ABC):
     def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each sample's loss and share of right predictions; see `ModelRunner.scores`."""
         return self.runner.scores(outputs, targets)
+
+    # ---- memory and threads -------------------------------------------------------------------
 
     def release(self) -> None:
         """Drops what the engine keeps of earlier calls, so that its memory can be freed."""

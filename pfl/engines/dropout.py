@@ -5,7 +5,7 @@ and every engine draws the same. `pfl.engines.probe` decides which networks have
 layers, where each layer runs once and in a known order. All others keep PyTorch's dropout.
 """
 
-# No annotations from __future__: `chain_kernels` compiles `dropout_factors` with TorchScript.
+# No annotations from __future__: chains compile `dropout_factors` with TorchScript.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

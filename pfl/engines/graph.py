@@ -300,19 +300,18 @@ class GraphEngine(Engine):
         inner: The engine whose gradients are recorded. It runs several clients, without running
             statistics and random numbers, and does not wait for the GPU.
         evaluator: The engine that evaluates models.
-        record: Records work; None: as `RECORDERS` has it for the device.
     """
 
     batched = True
 
-    def __init__(self, inner: Engine, evaluator: Engine, record: Record | None = None) -> None:
+    def __init__(self, inner: Engine, evaluator: Engine) -> None:
         super().__init__(inner.runner)
         self.inner = inner
         self.evaluator = evaluator
         self.name = recording_of(inner)
         self.serves_objectives = evaluator.serves_objectives
         self.keeps_inputs = evaluator.keeps_inputs  # steps are taken of copies
-        self._record = record or RECORDERS[self.runner.device.type]
+        self._record = RECORDERS[self.runner.device.type]
         self._forget(None)
 
     def release(self) -> None:

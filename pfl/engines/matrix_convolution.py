@@ -7,10 +7,16 @@ its images it is one batched matrix product, forward and backward.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pfl.engines.base import Engine
+from pfl.engines.runner import ModelRunner
+from pfl.engines.vmap import VmapEngine
+from pfl.parameters import private_copy
 
 
 def windows(x: Tensor, height: int, width: int) -> Tensor:
@@ -86,3 +92,30 @@ def use_matrix_products(network: nn.Module) -> bool:
     for module in eligible:
         module.__class__ = MatrixConv2d  # keeps its parameters and its place in the network
     return bool(eligible)
+
+
+def with_matrix_products(runner: ModelRunner) -> ModelRunner | None:
+    """Returns the same network with convolutions as matrix products; None if it has none."""
+    network = private_copy(runner.original)
+    network.train()
+    if not use_matrix_products(network):
+        return None
+    runner.transform(network)
+    changed = replace(runner, network=network)
+    changed.to(runner.device, runner.space.vector.dtype)
+    return changed
+
+
+class MatrixVmapEngine(VmapEngine):
+    """Runs all clients at once, with convolutions as matrix products."""
+
+    name = "vmap of matrix products"
+
+    @classmethod
+    def to_record(cls, engine: Engine, clients: int) -> Engine | None:
+        if not engine.batched:
+            return None
+        products = with_matrix_products(engine.runner)
+        if products is None:
+            return None
+        return cls(products)

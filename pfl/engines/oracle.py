@@ -9,7 +9,6 @@ import copy
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -22,8 +21,9 @@ from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.private import PrivateEngine
 from pfl.engines.probe import probe
+from pfl.engines.registry import engines_for
 from pfl.engines.runner import Loss, ModelRunner, Precision
-from pfl.engines.select import obstacle, select_engine, select_objective_engine, select_transform
+from pfl.engines.select import select_engine, select_objective_engine, select_transform
 from pfl.engines.sequential import SequentialEngine
 from pfl.engines.timing import Timing, engine_named, fastest_engine
 from pfl.errors import ConfigError
@@ -45,7 +45,7 @@ class Oracle:
             It must return one value (or one tensor) per sample; an attribute `reduction` is set to
             "none" in a private copy.
         engine: "auto" takes the fastest engine that works for the network (`select_engine`);
-            "sequential", "vmap" and "debug" are taken as they are.
+            "sequential", "vmap", "debug" and the paths of classes are taken as they are.
         count: Is told how many sample gradients each call of `gradient` or `descend` takes, in the
             thread of the call; None: nobody counts.
 
@@ -81,9 +81,7 @@ class Oracle:
         engine: EngineName = "auto",
         count: Callable[[int], None] | None = None,
     ) -> None:
-        if engine not in get_args(EngineName):
-            names = ", ".join(get_args(EngineName))
-            raise ConfigError(f"engine: {engine!r} is unknown; choose one of {names}")
+        engines_for(engine)  # refuses what is unknown
         self.requested = engine
         self._count = count
         loss = copy.deepcopy(loss)
@@ -152,7 +150,7 @@ class Oracle:
         """
         if self.requested != "auto" or isinstance(self.engine, PrivateEngine):
             return
-        if not records(self.runner.device) or obstacle(self.runner) is not None:
+        if not records(self.runner.device) or self.runner.obstacle_to_batches() is not None:
             return
         if name is not None:
             known = engine_named(name, self._selected, block.clients)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl._private import version_of
 from pfl.engines.batch import Batch, default_loss
-from pfl.engines.chain import Chain
+from pfl.engines.common_layers import layers_in_turn
 from pfl.engines.dropout import has_dropout, key_dropout
 from pfl.engines.runner import ModelRunner, Transform, name_of
 from pfl.engines.sequential import SequentialEngine
@@ -41,7 +41,7 @@ def probe(
     _refuse_max_norm(network)
     network.train()  # a network's own `train` may keep some layers in evaluation mode
     has_keys = has_dropout(network) and (
-        Chain.of(network, runner.space, batch.inputs[0]) is not None
+        layers_in_turn(network, runner.space, batch.inputs[0]) is not None
     )
     if has_keys:
         transform = partial(_transform_and_key, transform)
@@ -126,7 +126,7 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
     if not isinstance(outputs, Tensor):
         raise ConfigError(
             f"network: {name} returns a {type(outputs).__name__}; it must return one tensor, as "
-            f"models.Pretrained does for a transformer of Hugging Face"
+            f"pfl.models.Pretrained does for a transformer of Hugging Face"
         )
     if not (names_layers or outputs.isfinite().all()):
         raise ConfigError(
@@ -209,7 +209,7 @@ def _advice(error: Exception, inputs: Tensor) -> str:
     if not inputs.is_floating_point() and "type" in str(error):
         return f'; the inputs are {inputs.dtype}: make them floating, as inputs.astype("float32")'
     if "more than 1 value per channel" in str(error):
-        return "; take another batch_size, or null for all samples, or models.replace_batch_norm"
+        return "; take another batch_size, null for all samples, or pfl.models.replace_batch_norm"
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] == shape[1] > 3:
         return "; channels come first, as of inputs.transpose(0, 3, 1, 2)"
     return ""

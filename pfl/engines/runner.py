@@ -82,6 +82,26 @@ class ModelRunner:
         with self.precision():
             return torch.is_autocast_enabled(self.device.type)
 
+    @property
+    def has_frozen_part(self) -> bool:
+        """Whether some of the network's parameters are not trained."""
+        return any(not p.requires_grad for p in self.original.parameters())
+
+    def obstacle_to_batches(self) -> str | None:
+        """Returns why clients cannot run in one call; None if nothing is known.
+
+        It is known of `torch.func`; chains of layers may have running statistics.
+        """
+        if self.buffers.size:
+            return f"it keeps running statistics ({self.buffers.names[0]})"
+        if self.is_stochastic:
+            return "it draws random numbers (dropout elsewhere than in a chain of layers)"
+        modules = self.network.named_modules(remove_duplicate=False)
+        having = [module for _, module in modules if any(True for _ in module.parameters())]
+        if len(having) > len(set(having)):  # `functional_call` gives it other parameters
+            return "it uses a module with parameters twice"
+        return None
+
     # ---- running ------------------------------------------------------------------------------
 
     def load(self, w: Tensor, buffers: Tensor | None, *, training: bool) -> Replica:

@@ -1,24 +1,20 @@
-"""Which engine runs a network: candidates in order of speed, each checked before it is used."""
+"""Which engine runs a network: those of the registry in turn, each checked before it is used."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, Buffers
-from pfl.engines.chain import Chain
-from pfl.engines.chain_engine import ChainEngine, CompiledChainEngine
-from pfl.engines.debug import DebugEngine
 from pfl.engines.probe import MISFITS, first_line
+from pfl.engines.registry import engines_for
 from pfl.engines.runner import ModelRunner, Transform, keep_layers
 from pfl.engines.sequential import SequentialEngine
-from pfl.engines.shared_body import SharedBodyEngine
 from pfl.engines.vmap import VmapEngine
 from pfl.engines.winograd import use_winograd
 from pfl.errors import ConfigError
@@ -26,57 +22,36 @@ from pfl.errors import ConfigError
 
 def select_transform(requested: EngineName, device: torch.device) -> Transform:
     """Returns the transform for the layers of a network: Winograd's convolutions on CPUs."""
-    if device.type != "cpu" or requested in ("vmap", "debug"):
-        return keep_layers
-    return use_winograd
+    if device.type == "cpu" and requested in ("auto", "sequential"):
+        return use_winograd
+    return keep_layers
 
 
-def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> Engine:
-    """Returns the requested engine, or with "auto" the fastest one that can run the network.
+def select_engine(asked: EngineName, runner: ModelRunner, batch: Batch) -> Engine:
+    """Returns the first engine of those for which the user asks that can run the network.
 
-    A candidate is used only if its gradient of a few samples of one client, padded, equals that of
+    An engine is used only if its gradient of a few samples of one client, padded, equals that of
     the sequential engine.
 
     Raises:
-        ConfigError: "vmap" was requested and cannot run this network.
+        ConfigError: None of them can run this network.
     """
-    sequential = SequentialEngine(runner)
-    if requested == "sequential":
-        return sequential
-    if requested == "debug":
-        return DebugEngine(runner)
-    reason = obstacle(runner)
-    may_be_chain = (
-        requested == "auto"
-        and runner.buffers.size > 0
-        and not runner.is_stochastic
-        and Chain.of(runner.network, runner.space, batch.inputs[0], runner.buffers) is not None
-    )
-    if reason is None or may_be_chain:
-        w = runner.space.vector.detach().clone()[None]
-        if _has_body(runner):  # two models that differ, as adapters begin at 0
-            w = torch.cat([w, 1.1 * w + 0.01])
-            x = batch.inputs
-            y = batch.targets
-            batch = Batch(torch.cat([x, x]), torch.cat([y, y]), 2 * batch.counts)
-        if runner.buffers.size:
-            batch = _with_more_samples(batch)
-        # A copy of the inputs, since a network may change what it is given.
-        copied = Batch(batch.inputs.clone(), batch.targets, batch.counts)
-        start = runner.buffers.read(runner.network, w).expand(len(w), -1)
-        moved = start.clone()
-        expected = sequential.gradient(w, copied, moved)[1]
-        runner.buffers.write(runner.network, start[0])
-        for engine in _candidates(requested, runner, batch, reason is None):
-            buffers = start.clone()
-            fault = _fault(engine, w, batch, expected, requested == "auto", buffers)
-            if fault is None and torch.allclose(buffers, moved, rtol=1e-3, atol=1e-6):
-                return engine
-            reason = fault or "running statistics move otherwise"
-    if requested == "vmap":
-        name = type(runner.network).__name__
-        raise ConfigError(f"engine: vmap cannot train {name}: {reason}; use engine: sequential")
-    return sequential
+    reason: str | None = None
+    trial: Trial | None = None
+    for kind in engines_for(asked):
+        reason = kind.obstacle(runner, batch, asked)
+        if reason is not None:
+            continue
+        engine = kind.of(runner, batch)
+        if isinstance(engine, SequentialEngine):
+            return engine
+        if trial is None:
+            trial = Trial(runner, batch)
+        reason = trial.fault(engine, is_auto=asked == "auto")
+        if reason is None:
+            return engine
+    name = type(runner.network).__name__
+    raise ConfigError(f"engine: {asked} cannot train {name}: {reason}; use engine: sequential")
 
 
 def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
@@ -101,6 +76,38 @@ def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
     return chosen
 
 
+class Trial:
+    """The gradient of a few samples by the sequential engine, with which others are compared."""
+
+    def __init__(self, runner: ModelRunner, batch: Batch) -> None:
+        w = runner.space.vector.detach().clone()[None]
+        if runner.has_frozen_part:  # two models that differ, as adapters begin at 0
+            w = torch.cat([w, 1.1 * w + 0.01])
+            x = batch.inputs
+            y = batch.targets
+            batch = Batch(torch.cat([x, x]), torch.cat([y, y]), 2 * batch.counts)
+        if runner.buffers.size:
+            batch = _with_more_samples(batch)
+        # A copy of the inputs, since a network may change what it is given.
+        copied = Batch(batch.inputs.clone(), batch.targets, batch.counts)
+        start = runner.buffers.read(runner.network, w).expand(len(w), -1)
+        moved = start.clone()
+        self.expected = SequentialEngine(runner).gradient(w, copied, moved)[1]
+        runner.buffers.write(runner.network, start[0])
+        self.w = w
+        self.batch = batch
+        self.start = start
+        self.moved = moved
+
+    def fault(self, engine: Engine, is_auto: bool) -> str | None:
+        """Returns why an engine gives another gradient or other running statistics; else None."""
+        buffers = self.start.clone()
+        fault = _fault(engine, self.w, self.batch, self.expected, is_auto, buffers)
+        if fault is None and not torch.allclose(buffers, self.moved, rtol=1e-3, atol=1e-6):
+            return "running statistics move otherwise"
+        return fault
+
+
 def _with_more_samples(batch: Batch) -> Batch:
     """Returns a batch of four times as many samples: the given ones and changed copies.
 
@@ -112,56 +119,6 @@ def _with_more_samples(batch: Batch) -> Batch:
     inputs = torch.cat([(1 + k / 4) * x.roll(k, -1) for k in range(4)], 1)
     targets = torch.cat([batch.targets] * 4, 1)
     return Batch(inputs, targets, [4 * count for count in batch.counts])
-
-
-def _candidates(
-    requested: EngineName, runner: ModelRunner, batch: Batch, is_plain: bool = True
-) -> Iterator[Engine]:
-    """Yields engines that may run the network, the fastest first.
-
-    Chains alone may run a network that is not `is_plain`: that has an `obstacle`.
-    """
-    convolves = any(isinstance(m, CONVOLUTIONS) for m in runner.network.modules())
-    on_cpu = requested == "auto" and runner.device.type == "cpu"
-    one_by_one = on_cpu and convolves
-    # The kernels of chains are written for one precision.
-    chain = None
-    if not runner.is_mixed_precision:
-        chain = Chain.of(runner.network, runner.space, batch.inputs[0], runner.buffers)
-    if chain is not None and (chain.batched or on_cpu):
-        if CompiledChainEngine.supports(runner, batch.targets[0]):
-            yield CompiledChainEngine(runner, chain)
-        yield ChainEngine(runner, chain)
-    if not is_plain:
-        return
-    if requested == "auto" and _has_body(runner):
-        yield SharedBodyEngine(runner)
-    if not one_by_one:
-        yield VmapEngine(runner)
-
-
-def _has_body(runner: ModelRunner) -> bool:
-    """Whether a part of the network is frozen."""
-    return any(not p.requires_grad for p in runner.original.parameters())
-
-
-CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
-
-
-def obstacle(runner: ModelRunner) -> str | None:
-    """Returns why only the sequential engine can run a network; None if nothing is known."""
-    if runner.buffers.size:
-        return f"it keeps running statistics ({runner.buffers.names[0]})"  # chains may, too
-    if runner.is_stochastic:
-        return "it draws random numbers (dropout elsewhere than in a chain of layers)"
-    modules = runner.network.named_modules(remove_duplicate=False)
-    having = [module for _, module in modules if any(True for _ in module.parameters())]
-    if len(having) > len(set(having)):  # `functional_call` runs such a module with other parameters
-        return "it uses a module with parameters twice"
-    return None
 
 
 def _fault(
@@ -203,4 +160,7 @@ def _fault(
     # A gradient that is not finite cannot be compared.
     if is_equal or not expected.isfinite().all():
         return None
-    return "samples of a batch change each other"
+    return (
+        "its gradient for padded samples is not that of the sequential engine, as samples of a "
+        "batch change each other, or the engine is wrong"
+    )

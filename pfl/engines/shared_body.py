@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from pfl.engines.base import Engine
+from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, Buffers
 from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
@@ -39,6 +39,12 @@ class SharedBodyEngine(Engine):
         super().__init__(runner)
         self.sequential = SequentialEngine(runner)
         self.places = 1
+
+    @classmethod
+    def obstacle(cls, runner: ModelRunner, batch: Batch, asked: EngineName) -> str | None:
+        if not runner.has_frozen_part:
+            return "no part of it is frozen"
+        return runner.obstacle_to_batches()
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None

@@ -14,16 +14,10 @@ from pfl.engines.base import Engine
 from pfl.engines.batch import StepBlock
 from pfl.engines.graph import GraphEngine, recording_of
 from pfl.engines.local_step import Step
-from pfl.engines.matrix_convolution import use_matrix_products
 from pfl.engines.probe import MISFITS, first_line
-from pfl.engines.runner import ModelRunner
+from pfl.engines.registry import all_engines
 from pfl.engines.sequential import SequentialEngine
-from pfl.engines.unrolled import UnrolledEngine
-from pfl.engines.vmap import VmapEngine
-from pfl.parameters import private_copy
 
-UNROLLED = 64
-"""For how many clients a step is written down one client after another; a recording holds all."""
 COMPARED = 2
 """How many clients' steps are compared with those of the sequential engine."""
 RATE = 0.01
@@ -67,18 +61,12 @@ def candidates(engine: Engine, clients: int) -> Iterator[Engine]:
         engine: The engine that `select_engine` has chosen.
         clients: How many clients train together.
     """
-    runner = engine.runner
     if engine.batched:
         yield GraphEngine(engine, engine)
-        if not isinstance(engine, VmapEngine):
-            yield GraphEngine(VmapEngine(runner), engine)
-        products = with_matrix_products(runner)
-        if products is not None:
-            vmap = VmapEngine(products)
-            vmap.name = "vmap of matrix products"
-            yield GraphEngine(vmap, engine)
-    if clients <= UNROLLED:
-        yield GraphEngine(UnrolledEngine(runner), engine)
+    for kind in all_engines():
+        recorded = kind.to_record(engine, clients)
+        if recorded is not None:
+            yield GraphEngine(recorded, engine)
     yield engine
 
 
@@ -91,18 +79,6 @@ def engine_named(name: str, engine: Engine, clients: int) -> Engine | None:
     if sequential.name == name:
         return sequential
     return None
-
-
-def with_matrix_products(runner: ModelRunner) -> ModelRunner | None:
-    """Returns the same network with convolutions as matrix products; None if it has none."""
-    network = private_copy(runner.original)
-    network.train()
-    if not use_matrix_products(network):
-        return None
-    runner.transform(network)
-    changed = replace(runner, network=network)
-    changed.to(runner.device, runner.space.vector.dtype)
-    return changed
 
 
 def fastest_engine(engine: Engine, block: StepBlock) -> Timing:

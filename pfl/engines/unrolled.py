@@ -13,6 +13,8 @@ from pfl.engines.dropout import drawing
 from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
 
+UNROLLED = 64
+"""For how many clients a step is written down; a recording holds all of them."""
 LANES = 16
 """How many clients' layers may run on a GPU at the same time."""
 
@@ -33,6 +35,12 @@ class UnrolledEngine(Engine):
         self._lanes: list[torch.cuda.Stream] = []
         if runner.device.type == "cuda":
             self._lanes = [torch.cuda.Stream(runner.device) for _ in range(LANES)]
+
+    @classmethod
+    def to_record(cls, engine: Engine, clients: int) -> Engine | None:
+        if clients > UNROLLED:
+            return None
+        return cls(engine.runner)
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None

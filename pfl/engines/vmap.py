@@ -7,16 +7,21 @@ from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from pfl.engines.base import Engine
+from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, Buffers
 from pfl.engines.dropout import drawing
 from pfl.engines.local_step import Step
 from pfl.engines.objective import BatchSamples, Objective, Outputs, run_watched
+from pfl.engines.runner import ModelRunner
 
 Parameters = dict[str, Tensor]
+CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
 
 
 class VmapEngine(Engine):
@@ -25,6 +30,20 @@ class VmapEngine(Engine):
     name = "vmap"
     batched = True
     serves_objectives = True
+
+    @classmethod
+    def obstacle(cls, runner: ModelRunner, batch: Batch, asked: EngineName) -> str | None:
+        reason = runner.obstacle_to_batches()
+        convolves = any(isinstance(m, CONVOLUTIONS) for m in runner.network.modules())
+        if reason is None and asked == "auto" and convolves and runner.device.type == "cpu":
+            return "on CPUs convolutions run client after client, with a thread for each"
+        return reason
+
+    @classmethod
+    def to_record(cls, engine: Engine, clients: int) -> Engine | None:
+        if not engine.batched or isinstance(engine, VmapEngine):
+            return None
+        return cls(engine.runner)
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None

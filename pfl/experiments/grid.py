@@ -225,7 +225,7 @@ class Grid:
         owner = shipped.get(Path(self.source).resolve()) or os.path.relpath(self.source, folder)
         path = folder / OWNER
         if path.is_file():
-            before = path.read_text()
+            before = path.read_text(encoding="utf-8")
         else:
             before = owner
         if before != owner:
@@ -236,7 +236,7 @@ class Grid:
             raise ConfigError(
                 f"{command}: {folder} holds the results of {known}; give another folder as --out"
             )
-        path.write_text(owner)
+        path.write_text(owner, encoding="utf-8")
         return folder
 
 

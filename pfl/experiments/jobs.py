@@ -82,7 +82,7 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     path = folder.with_name(f"{folder.name}.yaml")
     text = f"# code {identity['code']}, data {identity['data']}\n{text}"
     last = folder / "checkpoints" / "last.ckpt"
-    interrupted = path.is_file() and path.read_text() == text and last.is_file()
+    interrupted = path.is_file() and path.read_text(encoding="utf-8") == text and last.is_file()
     begun = time.monotonic()
     if interrupted:
         status = _fit(path, last)
@@ -90,7 +90,7 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
         status = None
     if status is None or not (folder / "summary.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)  # it is of another configuration, code or data
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         status = _fit(path)
     folder.mkdir(exist_ok=True)  # there is none if the first round failed
     if not keep:
@@ -364,7 +364,8 @@ def check_jobs(jobs: Iterable[Job], metric: str | None = None, *, validated: boo
         path = Path(folder) / "config.yaml"
         points = {job.folder.parent: job for job in jobs}.values()  # one seed of each
         for job in tqdm(points, "configurations checked", leave=False, disable=None):
-            path.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True))
+            text = yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True)
+            path.write_text(text, encoding="utf-8")
             with _mistakes_of(job):
                 loop = CheckCLI(["fit", "--config", str(path)]).loop
                 loop.metrics.check_score("metric", metric, loop.finetuning.steps)

@@ -4,7 +4,7 @@ One figure or table is one file, `configs/papers/<paper>/figure<k>.yaml`; its na
 `<paper>-figure<k>`. It is the file of a comparison with
 
     panels: [...]             # what to draw; see pfl/report/curves.py
-    tables: [...]             # what to write as a table; see pfl/report/crosstab.py
+    tables: [...]             # what to write as a table; see pfl/report/table.py
     full: {...}               # what --full changes in all of the above
     base: paper-figure1       # start from the file of that figure, and share its runs; a grid
                               # replaces that of the base, and panels or tables replace both of its
@@ -32,9 +32,8 @@ from pfl.experiments.jobs import read_run, run_all
 from pfl.experiments.results import save_figure
 from pfl.files import csv_lines, make_folder, write
 from pfl.machine import free_cores
-from pfl.report.crosstab import Crosstab, read_table
-from pfl.report.curves import Panel, read_panel
-from pfl.report.table import Cell, Table, text
+from pfl.report.curves import Panel, figure_of, read_panel
+from pfl.report.table import Cell, Crosstab, Table, read_table, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class Reproduction(Comparison):
 
     Args:
         panels: What to draw, as in `pfl.report.curves`.
-        tables: What to write as tables, as in `pfl.report.crosstab`.
+        tables: What to write as tables, as in `pfl.report.table`.
         full: What `full` has changed in all of the above.
         base: The name of the figure from which this one starts.
         runs_of: The name of the folder of the runs; figures that share runs share it.
@@ -103,7 +102,7 @@ class Reproduction(Comparison):
         remarks = ""
         path = Path(str(self.source))
         while True:
-            lines = path.read_text().splitlines()
+            lines = path.read_text(encoding="utf-8").splitlines()
             comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
             remarks += "".join(f"{line[1:].strip()}\n" for line in comment) + "\n"
             base = (files.read(path) or {}).get("base")
@@ -157,9 +156,7 @@ class Reproduction(Comparison):
         paths = [out / f"{self.name}.csv"]
         write(paths[0], csv_lines(lines))
         if self.drawn:
-            from pfl.report.curves import draw  # matplotlib takes long to import
-
-            paths += save_figure(draw(str(self.title), self.drawn, rows), out / self.name)
+            paths += save_figure(figure_of(str(self.title), self.drawn, rows), out / self.name)
         if self.written:
             paths.append(out / f"{self.name}.md")
             parts = [f"# {self.title}\n", *(entry.markdown(rows) for entry in self.written)]

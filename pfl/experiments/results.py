@@ -11,7 +11,9 @@ from typing import Any
 import pfl.report.comparison_tables as tables
 from pfl.errors import ConfigError
 from pfl.files import make_folder, write, write_figure, write_records
+from pfl.report import comparison_figures as figures
 from pfl.report.comparison import ComparedRuns, point_text
+from pfl.report.plots import Figure
 from pfl.report.table import latex, markdown, text
 from pfl.scores.runs import Run, find_runs, read_runs
 
@@ -171,9 +173,7 @@ class Results:
         return files + self._draw(folder)
 
     def _draw(self, folder: Path) -> list[Path]:
-        from pfl.report import comparison_figures as figures  # matplotlib takes long to import
-
-        drawn: dict[str, Any] = {"ranks": figures.rank_diagram(self.points)}
+        drawn: dict[str, Figure | None] = {"ranks": figures.rank_diagram(self.points)}
         for point, end in zip(self.points, self._endings(), strict=True):
             drawn[f"curves{end}"] = figures.curves(point)
             drawn[f"worst-tenth{end}"] = figures.curves(point, "_worst10")
@@ -221,9 +221,12 @@ def _frame(records: list[dict[str, Any]]) -> Any:
     return pandas.DataFrame(records)
 
 
-def save_figure(figure: Any, path: Path) -> list[Path]:
-    """Writes a figure of matplotlib as `.png` and `.pdf` after `path`; returns both paths."""
+def save_figure(figure: Figure, path: Path) -> list[Path]:
+    """Draws a figure as `.png` and `.pdf` after `path`, and returns both paths."""
+    from pfl.report.matplotlib_drawer import draw  # matplotlib takes long to import
+
+    drawn = draw(figure)
     files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "pdf")]
     for file in files:
-        write_figure(file, figure)
+        write_figure(file, drawn)
     return files

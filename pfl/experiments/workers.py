@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ import torch
 
 from pfl.configuration.messages import quiet
 from pfl.configuration.user_code import mistake
+from pfl.current_folder import add_current_folder
 from pfl.distributed.launch import Ended
 from pfl.errors import ConfigError
 from pfl.experiments.room import VISIBLE, Room
@@ -139,7 +139,7 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Works on the tasks of a pipe, one after another, until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
-    sys.path.append(os.getcwd())  # for classes of the user
+    add_current_folder()
     quiet()
     while True:
         try:

@@ -69,7 +69,7 @@ class FederatedAlgorithm(Method):
     Example:
         FedAvg whose clients stop after two steps, whatever the arguments say:
 
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> class TwoSteps(FederatedAlgorithm):
         ...     def client_update(self, clients, w):
         ...         v = w.repeat(len(clients), 1)
@@ -305,16 +305,19 @@ class FederatedAlgorithm(Method):
         """Allocates threads, and rows for the clients' states."""
         set_up.allocate(self, self.run.loop, self.context, self.process_threads)
         for member in self.members:
-            set_up.allocate_member(member, self.threads)
+            set_up.allocate_member(member, self.groups.threads)
 
     def on_fit_start(self) -> None:
         """Takes the states over from the checkpoint, and on a GPU chooses the fastest engine."""
-        engine = None
+        chosen = None
+        before = None
         if self._loaded is not None:
-            engine = self._loaded.get("engine")
+            chosen = self._loaded.get("engine")
+            before = chosen or self._loaded.get("ran_with")
         self.on_validation_start()
         for method in self.members or [self]:
-            set_up.choose_engine(method, self.run.loop, self.device, engine)
+            set_up.choose_engine(method, self.run.loop, self.device, chosen)
+        set_up.tell_engine(self.oracle, before)
 
     def on_validation_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
@@ -332,7 +335,7 @@ class FederatedAlgorithm(Method):
 
     def teardown(self, stage: str) -> None:
         """Gives the process back the number of threads that it had, and the engine's memory."""
-        self.threads.close()
+        self.groups.threads.close()
         self.groups.use(ONE_THREAD)
         self.oracle.allocate_replicas(0)
         self.oracle.engine.release()
@@ -449,9 +452,9 @@ class FederatedAlgorithm(Method):
     def client_bytes(self) -> Ledger:
         """Returns every client's bytes over all processes. Every process must call it."""
         if self.trainer.world_size == 1:
-            return self.ledger
+            return self.progress.ledger
         ledger = Ledger(self.run.loop.num_clients)
-        ledger.load_state_dict(*gather(self.ledger.state_dict()))
+        ledger.load_state_dict(*gather(self.progress.ledger.state_dict()))
         return ledger
 
     # ---- what Lightning calls: checkpoints ----------------------------------------------------

@@ -52,7 +52,7 @@ OF_THE_SERVER = frozenset(
 OF_THE_RUN = frozenset(
     {
         *("participants", "participant_ids", "rounds", "row", "recorded", "evaluation"),
-        *("ledger", "store", "samples_seen", "bytes_up", "bytes_down", "trainer", "log_metric"),
+        *("progress", "store", "trainer", "log_metric"),
     }
 )
 """What else only the server has; refused in strict checks."""

@@ -41,6 +41,7 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
         saved["body"] = module.body_digest
     if module.oracle.chosen is not None:
         saved["engine"] = module.oracle.chosen
+    saved["ran_with"] = module.oracle.engine.name
     saved |= module.progress.state_dict()
     saved["clients"] = client_states(module.store)
     saved["ledger"] = ledger.state_dict()
@@ -143,7 +144,7 @@ def restore_run(module: Method, saved: dict[str, Any], rank: int, world: int) ->
     restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes
         _check_ids(saved["ledger"]["clients"], module.store.num_clients, "federated.ledger.clients")
-        module.ledger.load_state_dict(saved["ledger"])
+        module.progress.ledger.load_state_dict(saved["ledger"])
 
 
 def secret_of(module: Method, saved: dict[str, Any]) -> Secret | None:

@@ -29,7 +29,6 @@ from pfl.engines.local_step import (
 )
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
-from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.groups import ClientGroups
 from pfl.method.log import count_gradients, current_log, logging_to
@@ -85,7 +84,7 @@ class LocalTraining(Remade, MovableModule):
             mean squared error for floating ones.
         engine: How the network is run: "auto", the fastest engine that works; "sequential", one
             client after another; "vmap", all at once; "debug", slowly, with client, round, epoch
-            and step in every error.
+            and step in every error; or the path of a class that derives from `pfl.engines.Engine`.
         trainable: What of the network is trained: an adapter (a class below, or "lora", "delta",
             "adapter", "prompt"), "head", "bias", "norm" or "all". The rest is frozen: it exists
             once, and is neither sent nor in checkpoints. null: what the network has not frozen.
@@ -159,11 +158,6 @@ class LocalTraining(Remade, MovableModule):
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
         self.progress = Progress()
-
-    @property
-    def threads(self) -> ClientThreads:
-        """The threads that train clients at the same time."""
-        return self.groups.threads
 
     @contextmanager
     def in_full_precision(self) -> Iterator[None]:

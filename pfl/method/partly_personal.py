@@ -102,7 +102,7 @@ class PartlyPersonal(FederatedAlgorithm):
         personal_part: Which of the P values are personal, bool [P].
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = PartlyPersonal(MLP(64, (8,)), personal="head")  # the head: 8 * 10 + 10
         >>> int(method.personal_part.sum()), method.download().nbytes // 4
         (90, 520)

@@ -250,7 +250,7 @@ def _score_pooled(metric: ClientScores, algorithm: Method, clients: Clients) -> 
             return (losses * counts, correct * counts, counts), predicted
 
     pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
-    scored = algorithm.threads.map(score, pieces)
+    scored = algorithm.groups.threads.map(score, pieces)
     for (owners, _), (sums, predicted) in zip(pieces, scored, strict=True):
         ids = clients.ids[owners]
         metric.update(torch.from_numpy(ids), *sums)
@@ -270,7 +270,7 @@ def clients_in_group(algorithm: Method, clients: Clients) -> int:
     if algorithm.device.type != "cpu" or not len(clients):
         return max(1, len(clients))
     inputs = clients.sizes.mean() * math.prod(clients.data.samples.input_shape)
-    share = -(-len(clients) // algorithm.threads.count)
+    share = -(-len(clients) // algorithm.groups.threads.count)
     return max(1, min(share, int(8 * GROUP_FLOATS / (algorithm.space.size + inputs))))
 
 
@@ -285,7 +285,7 @@ def _samples_at_once(algorithm: Method, clients: Clients) -> int:
         return max(POOL_ON_GPU, FLOATS_ON_GPU // max(1, size))
     number = int(clients.sizes.sum())
     engine = algorithm.oracle.engine
-    share = -(-number // algorithm.threads.count)
+    share = -(-number // algorithm.groups.threads.count)
     fit = POOL
     if not (engine.batched and isinstance(clients.data.samples, OrderedSamples)):
         fit = engine.samples_at_once(math.prod(clients.data.samples.input_shape))

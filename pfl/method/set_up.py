@@ -18,6 +18,7 @@ from pfl.distributed.collectives import gather
 from pfl.engines.batch import StepBlock
 from pfl.engines.graph import records
 from pfl.engines.memory import clients_that_fit
+from pfl.engines.oracle import Oracle
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
@@ -278,7 +279,7 @@ def declare_states(method: Method, stages: Sequence[Stage]) -> None:
             always = name in stage.always_kept
             method.states.declare(name, initial, rounded=stage.rounded, always=always)
     if "w" in method.states.messages and method.sends_statistics:
-        method.states.keep("buffers", method.first_buffers)
+        method.states.keep("buffers", lambda: method.global_buffers)
 
 
 def plan_chunks(method: Method, loop: FederatedLoop, probe: Clients) -> None:
@@ -348,6 +349,17 @@ def allocate_member(member: Method, threads: ClientThreads) -> None:
     member.groups.use(threads)
 
 
+def tell_engine(oracle: Oracle, before: str | None) -> None:
+    """Warns that a run goes on with another engine than `before`: equal, but not bit for bit."""
+    now = oracle.engine.name
+    if before not in (None, now) and oracle.requested == "auto":
+        rank_zero_warn(
+            f"engine: the run began with {before!r} and goes on with {now!r}, which gives the same "
+            f"values to rounding",
+            category=UserWarning,
+        )
+
+
 def allocate(
     method: Method, loop: FederatedLoop, context: RunContext, process_threads: int
 ) -> None:
@@ -361,7 +373,7 @@ def allocate(
     """
     method.oracle.runner.to(method.device, method.space.vector.dtype)
     on_cpu = method.device.type == "cpu"
-    if method.threads is ONE_THREAD and on_cpu:
+    if method.groups.threads is ONE_THREAD and on_cpu:
         count = method.oracle.allocate_replicas(process_threads)
         method.groups.use(ClientThreads(count))
     if on_cpu and method.space.size < ONE_THREAD_PARAMETERS:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
-from pfl.communication import Ledger, Message
+from pfl.communication import Message
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
 from pfl.method.facts import RunFacts, loop_of
@@ -100,10 +100,6 @@ class MethodTools(LocalTraining):
         """Returns the global model, [P], for a declared state or message that begins as a copy."""
         return self.global_model
 
-    def first_buffers(self) -> Tensor:
-        """Returns the running statistics of the global model, [B], for a kept message."""
-        return self.global_buffers
-
     def keep_messages(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
         """Declares that the server keeps the last message `name` of every client.
 
@@ -185,26 +181,6 @@ class MethodTools(LocalTraining):
     def participant_ids(self) -> np.ndarray:
         """The ids of the clients whose messages arrived in the round, ascending int64 [n]."""
         return self.progress.participant_ids
-
-    @property
-    def samples_seen(self) -> float:
-        """Number of sample gradients so far."""
-        return self.progress.samples
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that the server has sent so far."""
-        return self.progress.bytes_down
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes that the server has received so far."""
-        return self.progress.bytes_up
-
-    @property
-    def ledger(self) -> Ledger:
-        """Every client's bytes; of no client before a run has begun."""
-        return self.progress.ledger
 
     @cached_property
     def run(self) -> RunFacts:

@@ -1,51 +1,73 @@
-"""Figures of a comparison of methods."""
+"""Figures of several runs: their curves, and how their clients and their ranks differ.
+
+The functions return plain data (`pfl.report.plots`), which pictures and the page both show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from pfl.report.comparison import ComparedRuns, blocks
-from pfl.report.curves import BYTES, COLOURS, MARKERS, UNITS, Panel, PanelRow, draw, panel_rows
-from pfl.scores.names import ScoreName, models_of
-from pfl.scores.runs import column_names
+from pfl.report.curves import BYTES, UNITS, Panel, PanelRow, figure_of, panel_rows
+from pfl.report.plots import (
+    COLOURS,
+    MARKERS,
+    MODEL_COLOURS,
+    Curve,
+    Figure,
+    Guide,
+    Mark,
+    Plot,
+    Spread,
+    Words,
+)
+from pfl.scores.names import ScoreName, models_of, scores_among
+from pfl.scores.runs import Run, column_names
 from pfl.scores.statistics import critical_difference, mean_ranks
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+AXES = {"round": "rounds", BYTES: "MB sent and received", "train/samples": "gradients"}
+PAGE_AXES = {"rounds": "round", "MB sent and received": BYTES, "sample gradients": "train/samples"}
+PAGE_AXES |= {"virtual seconds": "virtual_seconds"}
+PAGE_LINES = {"global": "--", "personalized": "-", "finetuned": ":", "unseen": "-."}
+PAGE_MARKERS = ("o", "s", "D", "P", "^", "*", "x", "p")
+COUNTED = ("round", "train/samples", "virtual_seconds", "participants", "parameters/", "comm/")
+SPLIT_WORDS = {"test": "test", "val": "validation"}
+GAPLESS = 15  # ranks whose numbers fit beside one another
 
-NAMES = {"round": "rounds", BYTES: "MB sent and received", "train/samples": "gradients"}
+
+# ---- curves --------------------------------------------------------------------------------------
 
 
 def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
-    """Draws the score against rounds, bytes, gradients and virtual time, with bands over seeds.
+    """Shows the score against rounds, bytes, gradients and virtual time, with bands over seeds.
 
-    The suffix "_worst10" draws the mean of the worst tenth of the clients.
+    The suffix "_worst10" shows the mean of the worst tenth of the clients.
     """
-    number = comparison.number
     table: list[PanelRow] = []
     for run in comparison.runs:
         score = f"{comparison.score_of(run.label)}{suffix}"
         for row in panel_rows([run], comparison.budget, comparison.main_kind(run.label)):
             if score in row:
                 table.append({"train/samples": 0, BYTES: 0, **row, "score": row[score]})
-    label = f"test {number}" + ", worst tenth" * bool(suffix)
-    runs = {name: name for name in comparison.labels}
-    names = dict(NAMES)
+    label = f"test {comparison.number}"
+    if suffix:
+        label += ", worst tenth"
+    axes = dict(AXES)
     if table and all("virtual_seconds" in row for row in table):
-        names["virtual_seconds"] = "virtual seconds"
+        axes["virtual_seconds"] = "virtual seconds"
+    runs = {name: name for name in comparison.labels}
     panels = [
         Panel(runs, {}, x=x, y=["score"], x_unit=UNITS.get(x, 1), xlabel=name, ylabel=label)
-        for x, name in names.items()
+        for x, name in axes.items()
     ]
-    return draw(comparison.title, panels, table)
+    return figure_of(comparison.title, panels, table)
 
 
 def communication(comparison: ComparedRuns, bandwidth: float) -> Figure | None:
-    """Draws the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
+    """Shows the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
 
     The clients of a round send and receive side by side, so that a round takes as long as the mean
     client's bytes at a `bandwidth` in bits a second. None if no run has recorded bytes.
@@ -60,7 +82,7 @@ def communication(comparison: ComparedRuns, bandwidth: float) -> Figure | None:
     label = f"seconds of communication so far,\nat {bandwidth / 1e6:g} Mbit/s"
     runs = {name: name for name in comparison.labels}
     panel = Panel(runs, {}, y=["seconds"], xlabel="rounds", ylabel=label)
-    return draw(comparison.title, [panel], table)
+    return figure_of(comparison.title, [panel], table)
 
 
 def communication_seconds(rows: Sequence[PanelRow], bandwidth: float) -> list[tuple[float, float]]:
@@ -77,73 +99,64 @@ def communication_seconds(rows: Sequence[PanelRow], bandwidth: float) -> list[tu
     return points
 
 
+# ---- clients -------------------------------------------------------------------------------------
+
+
 def gains(comparison: ComparedRuns) -> Figure | None:
-    """Draws the distribution of each client's gain over the baseline as violins.
+    """Shows the distribution of each client's gain over the baseline.
 
     A red line marks equality. None if no run has recorded scores of clients.
     """
-    shown = []
-    differences = []
+    marks: list[Mark] = []
     for label in comparison.labels:
         ours, theirs = comparison.pairs(label)
-        if comparison.larger_is_better:
-            gain = ours - theirs
-        else:
+        gain = ours - theirs
+        if not comparison.larger_is_better:
             gain = theirs - ours
         gain = gain[~np.isnan(gain)]
         if label != comparison.baseline and len(gain):
-            shown.append(label)
-            differences.append(gain)
-    if not shown:
+            marks.append(Spread(label, gain, _colour(comparison, label)))
+    if not marks:
         return None
-    figure, axes = _figure(max(4.5, 1.2 * len(shown) + 1.5), 3.6)
-    parts = axes.violinplot(differences, showmeans=True, widths=0.8)
-    bodies: Any = parts["bodies"]
-    for label, body in zip(shown, bodies, strict=True):
-        body.set_facecolor(_colour(comparison, label))
-        body.set_alpha(0.5)
-    axes.axhline(0, color="#D00000", linewidth=1.2)
-    axes.set_xticks(range(1, len(shown) + 1), shown, rotation=20 if len(shown) > 4 else 0)
-    axes.set(ylabel=f"gain over {comparison.baseline} ({comparison.number})")
-    axes.set_title(comparison.title)
-    axes.grid(alpha=0.3, axis="y")
-    return figure
+    size = (max(4.5, 1.2 * len(marks) + 1.5), 3.6)
+    marks.append(Guide("0", "#D00000", 1.2))
+    ylabel = f"gain over {comparison.baseline} ({comparison.number})"
+    return Figure([Plot(marks, title=comparison.title, ylabel=ylabel, grid="y")], size)
 
 
 def scatter(comparison: ComparedRuns) -> Figure | None:
-    """Draws each client's personalized score against the global model's; None without both."""
+    """Shows each client's personalized score against the global model's; None without both."""
     number = comparison.number
-    points = {}
+    models = ("global", "personalized")
+    marks: list[Mark] = []
     for label in comparison.labels:
         runs = comparison.of(label)
-        models = models_of(column_names(row for run in runs for row in run.rows), number)
+        known = models_of(column_names(row for run in runs for row in run.rows), number)
         pairs = []
-        if not {"global", "personalized"} <= set(models):
-            continue
-        names = [ScoreName("test", model, number) for model in ("global", "personalized")]
         for run in runs:
             row = comparison.chosen[id(run)]
-            if not row:
-                continue
-            known = [s for name in names if (s := run.client_scores(row, name)) is not None]
-            if len(known) == 2:
-                pairs.append(np.stack(known))
+            if row and set(known) >= set(models):
+                found = [run.client_scores(row, ScoreName("test", m, number)) for m in models]
+                scores = [values for values in found if values is not None]
+                if len(scores) == len(models):
+                    pairs.append(np.stack(scores))
         if pairs:
-            points[label] = np.concatenate(pairs, axis=1)
-    if not points:
+            x, y = np.concatenate(pairs, axis=1)
+            look: dict[str, Any] = {"colour": _colour(comparison, label), "opacity": 0.6}
+            look |= {"marker": MARKERS[len(marks) % len(MARKERS)], "line": ""}
+            look |= {"size": 14**0.5, "outline": 0}
+            marks.append(Curve(label, x, y, **look))
+    if not marks:
         return None
-    figure, axes = _figure(4.6, 4.4)
-    for index, (label, (x, y)) in enumerate(points.items()):
-        colour = _colour(comparison, label)
-        marker = MARKERS[index % len(MARKERS)]
-        axes.scatter(x, y, s=14, alpha=0.6, label=label, color=colour, marker=marker, linewidths=0)
-    limits = [*axes.get_xlim(), *axes.get_ylim()]
-    ends = [min(limits), max(limits)]
-    axes.plot(ends, ends, color="#999999", linewidth=1, zorder=0)
-    axes.set(xlabel=f"global model, {number}", ylabel=f"personalized model, {number}")
-    axes.set_title(comparison.title)
-    axes.legend(fontsize="small")
-    return figure
+    marks.append(Guide("x", COLOURS[7], 1))
+    plot = Plot(
+        marks,
+        title=comparison.title,
+        xlabel=f"global model, {number}",
+        ylabel=f"personalized model, {number}",
+        legend=True,
+    )
+    return Figure([plot], size=(4.6, 4.4))
 
 
 def _colour(comparison: ComparedRuns, label: str) -> str:
@@ -151,8 +164,11 @@ def _colour(comparison: ComparedRuns, label: str) -> str:
     return COLOURS[comparison.labels.index(label) % len(COLOURS)]
 
 
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
 def rank_diagram(comparisons: Sequence[ComparedRuns], alpha: float = 0.05) -> Figure | None:
-    """Draws the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
+    """Shows the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
 
     A block is a seed of a point of the grid; methods that a bar connects do not differ
     significantly. None with fewer than three methods or two blocks.
@@ -164,21 +180,18 @@ def rank_diagram(comparisons: Sequence[ComparedRuns], alpha: float = 0.05) -> Fi
     width = critical_difference(len(labels), len(scores), alpha)
     order = np.argsort(ranks, kind="stable")
     half = -(-len(labels) // 2)
-    figure, axes = _figure(6.5, 1.3 + 0.3 * half)
-    axes.set_axis_off()
     low = 1
     high = len(labels)
-    axes.set(xlim=(low - 0.45 * high, high + 0.45 * high), ylim=(-1.5 - half * 0.9, 2.2))
-    axes.plot([low, high], [0, 0], color="black", linewidth=1)
+    marks: list[Mark] = [_stroke([low, high], [0, 0], "black", 1)]
     step = 1
-    if high > 15:
-        step = 5  # more numbers would overlap
+    if high > GAPLESS:
+        step = 5
     for tick in range(low, high + 1, step):
-        axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1)
-        axes.text(tick, 0.3, str(tick), ha="center", va="bottom", fontsize=8)
-    axes.plot([low, low + width], [1.5, 1.5], color="black", linewidth=2)
+        marks.append(_stroke([tick, tick], [0, 0.2], "black", 1))
+        marks.append(Words(str(tick), tick, 0.3, height="bottom", size=8))
+    marks.append(_stroke([low, low + width], [1.5, 1.5], "black", 2))
     text = f"critical difference {width:.2f} ({len(scores)} blocks)"
-    axes.text(low + width + 0.1, 1.5, text, va="center", fontsize=8)
+    marks.append(Words(text, low + width + 0.1, 1.5, side="left", size=8))
     for place, method in enumerate(order):
         if place < half:
             level = place
@@ -189,13 +202,19 @@ def rank_diagram(comparisons: Sequence[ComparedRuns], alpha: float = 0.05) -> Fi
             end = high + 0.05 * high
             side = "left"
         y = -1.5 - level * 0.9
-        axes.plot([ranks[method], ranks[method], end], [0, y, y], color="#555555", linewidth=0.9)
-        name = f"{labels[method]} ({ranks[method]:.2f})"
-        axes.text(end, y, name, ha=side, va="center", fontsize=9)
+        marks.append(_stroke([ranks[method], ranks[method], end], [0, y, y], "#555555", 0.9))
+        marks.append(Words(f"{labels[method]} ({ranks[method]:.2f})", end, y, side))
     for number, (first, last) in enumerate(_cliques(ranks[order], width)):
         y = -0.3 - 0.25 * number
-        axes.plot([first - 0.03, last + 0.03], [y, y], color=COLOURS[1], linewidth=3)
-    return figure
+        marks.append(_stroke([first - 0.03, last + 0.03], [y, y], COLOURS[1], 3))
+    xlim = (low - 0.45 * high, high + 0.45 * high)
+    plot = Plot(marks, xlim=xlim, ylim=(-1.5 - half * 0.9, 2.2), frame=False)
+    return Figure([plot], size=(6.5, 1.3 + 0.3 * half))
+
+
+def _stroke(x: Sequence[float], y: Sequence[float], colour: str, width: float) -> Curve:
+    """Returns a line of the diagram, which no legend names."""
+    return Curve("", np.array(x), np.array(y), colour=colour, width=width)
 
 
 def _cliques(ranks: np.ndarray, width: float) -> list[tuple[float, float]]:
@@ -208,8 +227,95 @@ def _cliques(ranks: np.ndarray, width: float) -> list[tuple[float, float]]:
     return [(float(ranks[a]), float(ranks[b])) for a, b in found]
 
 
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure  # slow to import; pyplot would need a display
+# ---- the figures of all runs on a page -----------------------------------------------------------
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
+
+def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[str, str]]:
+    """Returns what curves can show: by title, for each model, a column of `metrics.csv`."""
+    columns = column_names(row for run in runs for row in run.rows)
+    titles: dict[str, dict[str, str]] = {}
+    for split, words in SPLIT_WORDS.items():
+        for name in scores_among(columns, split):
+            if f"{name}{suffix}" in columns:
+                models = titles.setdefault(f"{words} {name.number}", {})
+                models[name.model] = f"{name}{suffix}"
+    titles = dict(sorted(titles.items(), key=lambda item: not item[0].endswith("accuracy")))
+    if not suffix:
+        for column in columns:
+            if not column.startswith(("test/", "val/", *COUNTED)):
+                titles[column] = {"": column}
+    return titles
+
+
+def axes_of(runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the axes that a page offers: by title, the column that all runs have."""
+    have = [set(column_names(panel_rows([run]))) for run in runs if run.rows]
+    return {title: name for title, name in PAGE_AXES.items() if all(name in h for h in have)}
+
+
+def curve_choices(runs: Sequence[Run], suffix: str = "") -> Figure | None:
+    """Returns curves of every score, of which a page's reader chooses one, and an axis; or None.
+
+    A curve is the mean over seeds, with a band from the lowest to the highest seed.
+    """
+    labels = list(dict.fromkeys(run.label for run in runs))
+    scores = columns_by_title(runs, suffix)
+    axes = axes_of(runs)
+    found: list[Mark] = []
+    for score, columns in scores.items():
+        for kind, column in columns.items():
+            rows = panel_rows(runs, model=kind)
+            by_axis = {axis: _curves_by_label(rows, labels, x, column) for axis, x in axes.items()}
+            for number, label in enumerate(labels):
+                if all(label in lines for lines in by_axis.values()):
+                    lines = {axis: curves[label] for axis, curves in by_axis.items()}
+                    found.append(_choice(lines, score, kind, number, len(labels)))
+    if not found:
+        return None
+    title = "Mean"
+    if suffix:
+        title = "Worst tenth of the clients"
+    plot = Plot(found, title=title, xlabel=next(iter(axes)), ylabel=next(iter(scores)))
+    return Figure([plot], size=(6, 4.3))
+
+
+def _curves_by_label(
+    rows: Sequence[PanelRow], labels: Sequence[str], x: str, y: str
+) -> dict[str, Curve]:
+    panel = Panel({label: label for label in labels}, {}, x=x, y=[y], x_unit=UNITS.get(x, 1))
+    return {curve.label: curve for curve in panel.lines(rows)}
+
+
+def _choice(
+    by_axis: Mapping[str, Curve], score: str, kind: str, number: int, methods: int
+) -> Curve:
+    """Returns one curve: of a method with this number, of a kind of model, on all axes."""
+    first = next(iter(by_axis.values()))
+    base = kind.partition("/")[0]
+    colour = COLOURS[number % len(COLOURS)]
+    if methods == 1:
+        colour = MODEL_COLOURS.get(base, COLOURS[0])
+    return Curve(
+        ", ".join(filter(None, [first.label, kind])),
+        first.x,
+        first.y,
+        first.low,
+        first.high,
+        colour=colour,
+        line=PAGE_LINES.get(base, "-"),
+        marker=PAGE_MARKERS[number % len(PAGE_MARKERS)],
+        choice=score,
+        x_by_axis={axis: curve.x for axis, curve in by_axis.items()},
+    )
+
+
+def boxes(scores: Mapping[str, np.ndarray], number: str) -> Figure | None:
+    """Returns how each method's scores, by label, are distributed over clients and seeds."""
+    if len(scores) < 2:
+        return None
+    marks = [
+        Spread(label, values, COLOURS[index % len(COLOURS)])
+        for index, (label, values) in enumerate(scores.items())
+    ]
+    plot = Plot(marks, title="Clients of all methods", ylabel=f"test {number}")
+    return Figure([plot], size=(6, 4.3))

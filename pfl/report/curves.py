@@ -22,48 +22,21 @@ the round before the first seed diverged. A point of a grid is left out if a see
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
+from pfl.report.plots import COLOURS, LINES, MARKERS, Curve, Figure, Plot
 from pfl.scores.runs import BUDGETS, Run
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 PanelRow = Mapping[str, Any]
 BYTES = "comm/bytes"  # sent and received, in the rows of `panel_rows`
 UNITS = {BYTES: 1e6}  # by which figures divide a column
-# Okabe & Ito's colours for colour-blind readers.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MODEL_COLOURS = {"global": COLOURS[0], "personalized": COLOURS[1], "local": "#777777"}
-MODEL_COLOURS |= {"finetuned": COLOURS[2], "unseen": COLOURS[3]}
-LINES = ("-", "--", ":", "-.")
 SUM = " + "
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-
-@dataclass(frozen=True)
-class Line:
-    """A curve of means with a band from `low` to `high`.
-
-    Attributes:
-        label: Label of the run.
-        point: Values of the grid's other axes.
-    """
-
-    label: str
-    point: dict[str, Any]
-    x: np.ndarray
-    y: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
 
 
 def panel_rows(
@@ -133,18 +106,19 @@ class Panel:
             metrics = ", ".join(known)
             raise ConfigError(f"{figure}: panels: no run has {missing[0]!r}; there are {metrics}")
 
-    def lines(self, table: Sequence[PanelRow]) -> list[Line]:
+    def lines(self, table: Sequence[PanelRow]) -> list[Curve]:
         """Returns the lines: one for each run and point of the grid's other axes."""
         others = {k: self.where.get(k, v) for k, v in self.axes.items() if k != self.x}
         points = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
         lines = (self._line(table, run, point) for run in self.runs for point in points)
         return [line for line in lines if len(line.x)]
 
-    def _line(self, table: Sequence[PanelRow], run: str, point: dict[str, Any]) -> Line:
+    def _line(self, table: Sequence[PanelRow], run: str, point: dict[str, Any]) -> Curve:
         rows = [r for r in table if r["run"] == run and all(r[k] == v for k, v in point.items())]
         seeds = dict.fromkeys(row["seed"] for row in rows)
         series = [self._points([row for row in rows if row["seed"] == seed]) for seed in seeds]
-        return Line(self.runs[run], point, *_mean(series, self.x_unit, self.y_unit))
+        x, y, low, high = _mean(series, self.x_unit, self.y_unit)
+        return Curve(self.runs[run], x, y, low, high, point=point)
 
     def _points(self, rows: Sequence[PanelRow]) -> dict[Any, tuple[float, float]]:
         """Returns x and y of one seed, by the value of the axis or by the round."""
@@ -228,107 +202,70 @@ def _as_list(value: Any) -> list[Any]:
     return [value]
 
 
-def weight_matrix(
-    client: np.ndarray, partner: np.ndarray, weight: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids [n] in a table of weights, and the matrix [n, n] with a row per client."""
-    ids = np.union1d(client, partner)
-    matrix = np.zeros((len(ids), len(ids)))
-    matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
-    return ids, matrix
+# ---- figures -------------------------------------------------------------------------------------
 
 
-# ---- drawing -------------------------------------------------------------------------------------
-
-
-def draw(title: str, panels: list[Panel], table: Sequence[PanelRow]) -> Figure:
+def figure_of(title: str, panels: Sequence[Panel], table: Sequence[PanelRow]) -> Figure:
     """Returns a figure of all panels, up to three in a row, with one legend below them."""
-    from matplotlib.figure import Figure  # slow to import; pyplot would need a display
-
     columns = min(len(panels), 3)
     if len(panels) == 4:
         columns = 2
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(6.5, 4.3 * columns), 3.3 * rows + 0.8), layout="constrained")
-    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    size = (max(6.5, 4.3 * columns), 3.3 * rows + 0.8)
     labels = list(dict.fromkeys(label for panel in panels for label in panel.runs.values()))
-    handles: dict[str, Any] = {}
-    for panel, axes in zip(panels, places, strict=False):
-        handles |= _draw_panel(axes, panel, table, labels)
-    for axes in places[len(panels) :]:
-        axes.axis("off")
-    figure.suptitle(title)
-    style: Any = {"loc": "outside lower center", "fontsize": "small"}
-    figure.legend(handles.values(), handles, ncols=min(columns + 2, len(handles)), **style)
-    return figure
+    plots = [_plot(panel, table, labels) for panel in panels]
+    return Figure(plots, size, columns, title, legend="below")
 
 
-def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: Any) -> Line2D:
-    """Draws a curve in a line style of matplotlib, and its band with the label `band`."""
-    (drawn,) = axes.plot(line.x, line.y, form, **style)
-    if (line.high > line.low).any():
-        colour = drawn.get_color()
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, lw=0, label=band)
-    return drawn
-
-
-def _draw_panel(
-    axes: Axes, panel: Panel, table: Sequence[PanelRow], labels: list[str]
-) -> dict[str, Any]:
-    """Draws one panel and returns the lines by label.
+def _plot(panel: Panel, table: Sequence[PanelRow], labels: list[str]) -> Plot:
+    """Returns what one panel shows.
 
     The colour shows the label, and the line style the point of the grid. If there is one point,
     some lines are dashed, so that lines on top of one another still show.
     """
     lines = panel.lines(table)
-    points: list[dict[str, Any]] = []
+    points: list[Mapping[str, Any]] = []
     for line in lines:
         if line.point not in points:
             points.append(line.point)
-    handles = {}
+    curves = []
     for line in lines:
         varying = [k for k in line.point if len({str(p[k]) for p in points}) > 1]
-        label = ", ".join([line.label, *(f"{k} {line.point[k]}" for k in varying)])
         number = labels.index(line.label)
+        kind = max(0, number - 3)
         if len(points) > 1:
             kind = points.index(line.point)
-        else:
-            kind = max(0, number - 3)
-        style: dict[str, Any] = {"linewidth": 1.4, "label": label}
-        style["color"] = COLOURS[number % len(COLOURS)]
+        marker = ""
         if panel.x in panel.axes or len(line.x) == 1:  # single points
-            style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
-        handles[label] = plot(axes, line, LINES[kind % len(LINES)], **style)
+            marker = MARKERS[number % len(MARKERS)]
+        styled = replace(
+            line,
+            label=", ".join([line.label, *(f"{k} {line.point[k]}" for k in varying)]),
+            colour=COLOURS[number % len(COLOURS)],
+            line=LINES[kind % len(LINES)],
+            marker=marker,
+            width=1.4,
+            size=4,
+        )
+        curves.append(styled)
     xlabel = panel.xlabel
     if xlabel is None:
         xlabel = panel.x
     ylabel = panel.ylabel
     if ylabel is None:
         ylabel = panel.y[0]
-    scales = {True: "log", False: "linear"}
-    axes.set(
+    xticks = None
+    if "x" in panel.log and panel.x in panel.axes:
+        values = panel.where.get(panel.x, panel.axes[panel.x])
+        xticks = {x / panel.x_unit: f"{x:g}" for x in values}
+    return Plot(
+        curves,
         title=panel.title,
         xlabel=xlabel,
         ylabel=ylabel,
-        xscale=scales["x" in panel.log],
-        yscale=scales["y" in panel.log],
+        log=panel.log,
         xlim=panel.xlim,
         ylim=panel.ylim,
+        xticks=xticks,
+        grid="both",
     )
-    axes.grid(alpha=0.3)
-    _plain_numbers(axes, panel)
-    return handles
-
-
-def _plain_numbers(axes: Axes, panel: Panel) -> None:
-    """Labels short logarithmic axes 20, 40 and not 2×10¹, 4×10¹, and x with the grid's values."""
-    from matplotlib.ticker import LogFormatter
-
-    if "x" in panel.log and panel.x in panel.axes:
-        values = panel.where.get(panel.x, panel.axes[panel.x])
-        axes.set_xticks([x / panel.x_unit for x in values], [f"{x:g}" for x in values])
-        axes.set_xticks([], minor=True)
-    low, high = axes.get_ylim()
-    if "y" in panel.log and low >= 1 and high < 100 * low:
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))

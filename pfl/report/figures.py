@@ -1,26 +1,38 @@
-"""Figures of a run: the clients' labels, scores by round, scores by client.
+"""Figures of a run: the clients' labels, scores by round, scores by client, who learns from whom.
 
-The colours are the first of Okabe & Ito's palette for colour-blind readers. The functions leave
-pyplot's global state alone, so they work without a display and inside other programs.
+The functions return plain data (`pfl.report.plots`), which pictures and the page both show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from pfl.report.curves import COLOURS, MODEL_COLOURS, Line, plot, weight_matrix
+from pfl.report.plots import (
+    COLOURS,
+    GREY,
+    MODEL_COLOURS,
+    Bars,
+    Curve,
+    Figure,
+    HeatMap,
+    Mark,
+    Plot,
+)
+from pfl.report.run_summary import size
 from pfl.scores.names import candidates, scores_among
 from pfl.scores.runs import column_names
 from pfl.scores.table import ScoreTable
 
-CLASSES = (*COLOURS[:6], "#777777", "#8C6D00")
+CLASSES = (*COLOURS[:6], GREY, "#8C6D00")
 BY_CLASS = ("o", "^", "s", "D", "v", "P")
+MODEL_MARKERS = {"global": "o", "personalized": "^", "local": "x"}
+MOST_LABELS = 6  # of a client, in the text of a page
+
+
+# ---- the picture at the end of a run -------------------------------------------------------------
 
 
 def run_figure(
@@ -31,99 +43,48 @@ def run_figure(
     Args:
         rows: The rows of `metrics.csv`.
         columns: The columns of `clients.csv`, by name.
-        scores: The clients' scores by round, for a band in the second panel.
+        scores: The clients' scores by round, for a band in the second plot.
     """
-    curves = adaptation_curves(rows)
-    if any(len(points) > 1 for points in curves.values()):
-        count = 4
-    else:
-        count = 3
-    figure = Figure(figsize=(1 + 4 * count, 3.8), layout="constrained")
-    left, middle, right, *more = figure.subplots(1, count)
-    if more:
-        draw_adaptation(more[0], curves, score_name(rows))
     labels = [name for name in columns if name.startswith("label_")]
     if labels:
         names = [name.removeprefix("label_") for name in labels]
-        draw_partition(left, np.stack([columns[name] for name in labels], 1), names)
+        owned = label_plot(np.stack([columns[name] for name in labels], 1), names)
     else:
-        left.bar(columns["client"], columns["train_samples"], color=MODEL_COLOURS["local"])
-        left.set(xlabel="client", ylabel="training samples", title="Who has how much")
-    draw_curves(middle, rows, scores)
-    draw_clients(right, columns, score_name(rows))
-    return figure
+        owned = size_plot(columns["client"], columns["train_samples"], GREY)
+    number = score_name(rows)
+    tested = {
+        name.model: columns[str(name)]
+        for name in scores_among(columns, "test")
+        if name.model in MODEL_MARKERS and name.number == number
+    }
+    plots = [owned, round_plot(rows, scores), client_plot(tested, number)]
+    points = adaptation_points(rows)
+    if any(len(found) > 1 for found in points.values()):
+        plots.append(adaptation_plot(points, number))
+    return Figure(plots, size=(1 + 4 * len(plots), 3.8), columns=len(plots))
 
 
 def partition_figure(counts: np.ndarray, names: Sequence[str] | None = None) -> Figure:
-    """Returns a figure of the label counts [M, K]; see `draw_partition`."""
-    figure = Figure(figsize=(5, 3.8), layout="constrained")
-    draw_partition(figure.subplots(), counts, names)
-    return figure
+    """Returns a figure of the label counts [M, K]; see `label_plot`."""
+    return Figure([label_plot(counts, names)], size=(5, 3.8))
 
 
-def collaboration_figure(
-    client: np.ndarray, partner: np.ndarray, weight: np.ndarray, round_index: int
-) -> Figure:
-    """Returns a heat map of who learns from whom: a row per client, a column per partner."""
-    ids, matrix = weight_matrix(client, partner, weight)
-    figure = Figure(figsize=(5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(matrix, cmap="Blues", vmin=0, interpolation="nearest")
-    ticks = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), 11)).round().astype(int))
-    labels = ids[ticks].astype(int)  # a table's numbers are floats
-    axes.set_xticks(ticks, labels)
-    axes.set_yticks(ticks, labels)
-    axes.set(xlabel="partner", ylabel="client", title=f"Collaboration in round {round_index}")
-    figure.colorbar(image, label="weight")
-    return figure
+def label_plot(counts: np.ndarray, names: Sequence[str] | None = None) -> Plot:
+    """Shows the label counts [M, K]: a row per label, a column per client."""
+    if names and all(name.isdigit() for name in names):
+        names = None
+    heat = HeatMap(counts.T, "training samples", names or None, from_zero=False)
+    return Plot([heat], title="Who has which labels", xlabel="client", ylabel="label")
 
 
-def embedding_figure(
-    panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], targets: np.ndarray, client: int
-) -> Figure:
-    """Returns a figure of a client's test samples in the plane, a panel for each pair of models.
-
-    Args:
-        panels: For each (extractor, classifier) the places [n, 2] and the predicted classes [n].
-        targets: The classes [n].
-        client: The id of the client, for the title.
-    """
-    if len(panels) == 4:
-        side = 2
-    else:
-        side = 1
-    figure = Figure(figsize=(4.2 * side + 1, 3.6 * side + 0.3), layout="constrained")
-    shown = figure.subplots(side, side, squeeze=False).ravel()
-    for axes, (models, (places, predicted)) in zip(shown, panels.items(), strict=True):
-        for label in np.unique(targets).astype(int):
-            look = {"color": CLASSES[label % len(CLASSES)], "label": str(label)}
-            marker = BY_CLASS[label // len(CLASSES) % len(BY_CLASS)]
-            axes.scatter(*places[targets == label].T, s=26, marker=marker, **look)
-        wrong = predicted != targets
-        axes.scatter(*places[wrong].T, s=40, color="black", marker="x", linewidths=1.2)
-        extractor, classifier = models
-        title = f"{extractor} extractor, {classifier} classifier\naccuracy {1 - wrong.mean():.4f}"
-        axes.set_title(title, fontsize="medium")
-        axes.set(xticks=[], yticks=[])
-    figure.suptitle(f"Test samples of client {client} (t-SNE; black crosses: wrong)")
-    handles, names = shown[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center", title="class", fontsize="small")
-    return figure
+def size_plot(clients: np.ndarray, sizes: np.ndarray, colour: str) -> Plot:
+    """Shows how many training samples each client has."""
+    bars = Bars(clients, sizes, colour)
+    return Plot([bars], title="Who has how much", xlabel="client", ylabel="training samples")
 
 
-def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None = None) -> None:
-    """Draws the label counts [M, K] as a heat map: a row per label, a column per client."""
-    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
-    axes.set(xlabel="client", ylabel="label", title="Who has which labels")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    if names and not all(name.isdigit() for name in names):
-        axes.set_yticks(range(len(names)), names)
-    axes.figure.colorbar(image, ax=axes, label="training samples")
-
-
-def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> None:
-    """Draws the mean test score by round; the worst tenth of the clients is dotted.
+def round_plot(rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> Plot:
+    """Shows the mean test score by round; the worst tenth of the clients is dotted.
 
     If there are scores by round, a band holds the personalized models' (or else the global model's)
     without the lowest and the highest tenth of the clients.
@@ -131,48 +92,70 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
     number = score_name(rows)
     names = scores_among(column_names(rows), "test")
     shown = [n for n in names if n.number == number and n.model in ("global", "personalized")]
+    curves = []
     for name in shown:
-        for suffix, form, words in (("", "-", ""), ("_worst10", ":", ", worst 10 %")):
-            points = [(row["round"], row[key]) for row in rows if (key := f"{name}{suffix}") in row]
-            if not points:
-                continue
+        look: dict[str, Any] = {"colour": MODEL_COLOURS[name.model]}
+        worst = f"{name}_worst10"
+        points = [(row["round"], row[str(name)]) for row in rows if str(name) in row]
+        x, y = np.array(points, float).T
+        band: Mapping[str, np.ndarray] = {}
+        if scores is not None and name == shown[-1] and name in scores.names:
+            found = scores.over_rounds(name)
+            if found and np.array_equal(scores.rounds, x):
+                band = found
+                look["band"] = f"{name.model}, 80 % of clients"
+        curves.append(Curve(name.model, x, y, band.get("q10"), band.get("q90"), **look))
+        points = [(row["round"], row[worst]) for row in rows if worst in row]
+        if points:
             x, y = np.array(points, float).T
-            band = {"q10": y, "q90": y}
-            if scores is not None and name == shown[-1] and name in scores.names and not suffix:
-                found = scores.over_rounds(name)
-                if found and np.array_equal(scores.rounds, x):
-                    band = found
-            line = Line(name.model, {}, x, y, band["q10"], band["q90"])
-            look = {"color": MODEL_COLOURS[name.model], "label": f"{name.model}{words}"}
-            plot(axes, line, form, f"{name.model}, 80 % of clients", **look)
-    axes.set(xlabel="round", ylabel=f"test {number}", title="Mean over clients")
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
+            label = f"{name.model}, worst 10 %"
+            curves.append(Curve(label, x, y, colour=look["colour"], line=":"))
+    return Plot(
+        curves,
+        title="Mean over clients",
+        xlabel="round",
+        ylabel=f"test {number}",
+        grid="both",
+        legend=True,
+    )
 
 
-def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> None:
-    """Draws a test score of each client; clients are sorted by the score of their first model."""
-    markers = {"global": "o", "personalized": "^", "local": "x"}
-    of_tests = scores_among(columns, "test")
-    names = [name for name in of_tests if name.model in markers and name.number == number]
-    if not names:
-        return
-    order = np.argsort(columns[str(names[0])])
-    for name in names:
-        values = columns[str(name)][order]
-        colour = MODEL_COLOURS[name.model]
-        axes.plot(values, markers[name.model], color=colour, label=name.model, alpha=0.8)
-    xlabel = f"clients, by {number} of the {names[0].model} model"
-    axes.set(xlabel=xlabel, ylabel=f"test {number}", title="Each client")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+def client_plot(
+    scores: Mapping[str, np.ndarray], number: str, first: int = 0, texts: Sequence[str] = ()
+) -> Plot:
+    """Shows a test score of each client, sorted by that of their first model.
+
+    Args:
+        scores: The clients' scores, by model.
+        number: The name of the score.
+        first: The x of the first client.
+        texts: What a page says about each client.
+    """
+    if not scores:
+        return Plot([])
+    main = next(iter(scores))
+    order = np.argsort(scores[main], kind="stable")
+    places = np.arange(first, first + len(order))
+    sorted_texts = [texts[client] for client in order if texts]
+    curves = []
+    for model, values in scores.items():
+        look: dict[str, Any] = {"colour": MODEL_COLOURS[model.partition("/")[0]]}
+        look |= {"marker": MODEL_MARKERS.get(model, "*"), "line": "", "opacity": 0.8}
+        curves.append(Curve(model, places, values[order], texts=sorted_texts, **look))
+    return Plot(
+        curves,
+        title="Each client",
+        xlabel=f"clients, by {number} of the {main} model",
+        ylabel=f"test {number}",
+        grid="both",
+        legend=True,
+    )
 
 
-def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+def adaptation_points(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Returns (steps of fine-tuning, mean test score) in the last evaluation, by kind of model."""
     number = score_name(rows)
-    curves: dict[str, list[tuple[int, float]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
     tested = [row for row in rows if scores_among(row, "test")]
     if tested:
         last = tested[-1]
@@ -180,20 +163,27 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
         last = {}
     for name in scores_among(last, "test"):
         if "/" in name.model and name.number == number:
-            curves.setdefault(name.kind, []).append((name.steps, last[str(name)]))
-    return curves
+            points.setdefault(name.kind, []).append((name.steps, last[str(name)]))
+    return points
 
 
-def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], number: str) -> None:
-    """Draws the mean test score by steps of fine-tuning (`adaptation_curves`)."""
-    labels = {"finetuned": ("clients that train", "o-"), "unseen": ("unseen clients", "s--")}
-    for name, points in curves.items():
-        label, style = labels[name]
-        axes.plot(*zip(*points, strict=True), style, color=MODEL_COLOURS[name], label=label)
-    axes.set(xlabel="local steps of fine-tuning", ylabel=f"test {number}", title="Fine-tuning")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+def adaptation_plot(points: Mapping[str, list[tuple[int, float]]], number: str) -> Plot:
+    """Shows the mean test score by steps of fine-tuning (`adaptation_points`)."""
+    looks = {"finetuned": ("clients that train", "o", "-"), "unseen": ("unseen clients", "s", "--")}
+    curves = []
+    for kind, pairs in points.items():
+        label, marker, line = looks[kind]
+        x, y = np.array(pairs, float).T
+        curves.append(Curve(label, x, y, colour=MODEL_COLOURS[kind], marker=marker, line=line))
+    return Plot(
+        curves,
+        title="Fine-tuning",
+        xlabel="local steps of fine-tuning",
+        ylabel=f"test {number}",
+        whole="x",
+        grid="both",
+        legend=True,
+    )
 
 
 def score_name(rows: list[dict[str, Any]]) -> str:
@@ -202,3 +192,142 @@ def score_name(rows: list[dict[str, Any]]) -> str:
     if first:
         return first[0].number
     return "loss"
+
+
+# ---- who learns from whom ------------------------------------------------------------------------
+
+
+def collaboration_figure(
+    client: np.ndarray, partner: np.ndarray, weight: np.ndarray, title: str
+) -> Figure:
+    """Returns a heat map of who learns from whom: a row per client, a column per partner."""
+    ids = np.union1d(client, partner)
+    matrix = np.zeros((len(ids), len(ids)))
+    matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
+    names = [f"{number:.0f}" for number in ids]  # a table's numbers are floats
+    text = "client %{y} takes %{z:.4f} from client %{x}"
+    heat = HeatMap(matrix, "weight", names, names, square=True, text=text)
+    plot = Plot([heat], title=title, xlabel="partner", ylabel="client")
+    return Figure([plot], size=(5, 4.2))
+
+
+# ---- the features of one client ------------------------------------------------------------------
+
+
+def embedding_figure(
+    panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], targets: np.ndarray, client: int
+) -> Figure:
+    """Returns a figure of a client's test samples in the plane, a plot for each pair of models.
+
+    Args:
+        panels: For each (extractor, classifier) the places [n, 2] and the predicted classes [n].
+        targets: The classes [n].
+        client: The id of the client, for the title.
+    """
+    plots = []
+    for (extractor, classifier), (places, predicted) in panels.items():
+        curves: list[Mark] = []
+        for label in np.unique(targets).astype(int):
+            look: dict[str, Any] = {"colour": CLASSES[label % len(CLASSES)]}
+            look["marker"] = BY_CLASS[label // len(CLASSES) % len(BY_CLASS)]
+            x, y = places[targets == label].T
+            curves.append(Curve(str(label), x, y, line="", size=26**0.5, outline=1.5, **look))
+        wrong = predicted != targets
+        x, y = places[wrong].T
+        look = {"line": "", "marker": "x", "size": 40**0.5, "outline": 1.2, "colour": "black"}
+        curves.append(Curve("", x, y, **look))
+        title = f"{extractor} extractor, {classifier} classifier\naccuracy {1 - wrong.mean():.4f}"
+        plots.append(Plot(curves, title=title, title_size="medium", xticks={}, yticks={}))
+    side = 1
+    if len(plots) == 4:
+        side = 2
+    return Figure(
+        plots,
+        size=(4.2 * side + 1, 3.6 * side + 0.3),
+        columns=side,
+        title=f"Test samples of client {client} (t-SNE; black crosses: wrong)",
+        legend="right",
+        legend_title="class",
+    )
+
+
+# ---- the figures of a run on a page --------------------------------------------------------------
+
+
+def client_page_figure(table: dict[str, np.ndarray], number: str) -> Figure | None:
+    """Returns each client's scores; the text of a client has its labels, sizes, scores and gain.
+
+    Args:
+        table: What is known of the clients, by columns [M].
+        number: The name of the score.
+    """
+    kinds = [name for name in table if name.partition("/")[0] in MODEL_COLOURS]
+    shown = [kind for kind in kinds if kind in MODEL_MARKERS]
+    for adapted in ("finetuned", "unseen"):  # after the most steps
+        shown += [kind for kind in kinds if kind.startswith(adapted)][-1:]
+    if not shown:
+        return None
+    scores = {kind: table[kind] for kind in shown}
+    texts = [_client_text(table, client, kinds) for client in range(len(table["client"]))]
+    return Figure([client_plot(scores, number, first=1, texts=texts)], size=(6, 4))
+
+
+def _client_text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> str:
+    """Returns what is known of a client, in lines."""
+    name = ""
+    if "name" in table:
+        name = f", {table['name'][client]}"
+    lines = [f"client {table['client'][client]:.0f}{name}"]
+    sizes = {"training": "train_samples", "validation": "val_samples", "test": "test_samples"}
+    known = [f"{table[key][client]:.0f} {word}" for word, key in sizes.items() if key in table]
+    if known:
+        lines.append(f"samples: {', '.join(known)}")
+    labels = ((table[name][client], name[6:]) for name in table if name.startswith("label_"))
+    counts = sorted(labels, reverse=True)
+    if counts:
+        have = [f"{label}: {count:.0f}" for count, label in counts if count]
+        more = ""
+        if len(have) > MOST_LABELS:
+            more = f", and {len(have) - MOST_LABELS} more"
+        lines.append(f"labels: {', '.join(have[:MOST_LABELS])}{more}")
+    scores = [kind for kind in kinds if not np.isnan(table[kind][client])]
+    lines += [f"{kind}: {table[kind][client]:.4f}" for kind in scores]
+    if "gain" in table and not np.isnan(table["gain"][client]):
+        lines.append(f"gain over local: {table['gain'][client]:+.4f}")
+    ways = {"sent": "uplink_bytes", "received": "downlink_bytes"}
+    sent = [f"{word} {size(table[key][client])}" for word, key in ways.items() if key in table]
+    if sent:
+        lines.append(", ".join(sent))
+    return "\n".join(lines)
+
+
+def label_page_figure(table: dict[str, np.ndarray]) -> Figure | None:
+    """Returns the label counts as a heat map, or the clients' sizes if there are no labels.
+
+    None if the sizes are not known.
+    """
+    if "train_samples" not in table:
+        return None
+    ids = table["client"].astype(int)
+    labels = [name for name in table if name.startswith("label_")]
+    if labels:
+        counts = np.stack([table[name] for name in labels])
+        names = [name.removeprefix("label_") for name in labels]
+        text = "client %{x}, label %{y}: %{z} training samples"
+        heat = HeatMap(counts, "samples", names, _column_names(table, ids), text=text)
+        plot = Plot([heat], title="Who has which labels", xlabel="client", ylabel="label")
+    else:
+        plot = size_plot(ids, table["train_samples"], COLOURS[0])
+    return Figure([plot], size=(6, 3.8))
+
+
+def _column_names(table: dict[str, np.ndarray], ids: np.ndarray) -> Sequence[Any]:
+    """Returns the clients' names if each has its own, or else their ids, as text if some miss."""
+    names: list[Any] = ids.tolist()
+    if len(ids) and len(ids) != ids.max() + 1:
+        names = [str(number) for number in ids]
+    if "name" in table:
+        names = [str(name) for name in table["name"]]
+    if len(set(names)) < len(names):
+        return ids.tolist()
+    return names

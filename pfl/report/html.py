@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pfl import files
 from pfl.datamodules.errors import ConfigError, optional_module
+from pfl.report import comparison_figures, figures
 from pfl.report.comparison import ComparedRuns
 from pfl.report.comparison_tables import run_numbers
+from pfl.report.plots import Figure
 from pfl.report.table import Cell, Column, Link, Table, html, number_of, template
 from pfl.scores.names import ScoreName, models_of
 from pfl.scores.runs import Run, config_of
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 PLOT = {
     "responsive": True,
@@ -27,6 +26,7 @@ PLOT = {
 }
 WHOLE = ("client", "never trains")  # columns of whole numbers, as samples and bytes are
 WHOLE_ENDS = ("_samples", "_bytes")
+MOST_SHOWN = 1000  # clients in a figure or a table
 MOST_OPEN = 3  # number of runs up to which all of them are shown at once
 
 
@@ -52,7 +52,7 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
             parts.append(_part(index, run, of_run, seen) | {"is_open": len(runs) <= MOST_OPEN})
     notes = " ".join(comparison.notes()[2:])
     scores = bool(models_of(comparison.columns, comparison.number))
-    return template((Path(__file__).parent / "page.html").read_text()).render(
+    return template((Path(__file__).parent / "page.html").read_text(encoding="utf-8")).render(
         title=title,
         plotly=Markup(plotly.get_plotlyjs()),
         version=version,
@@ -89,22 +89,22 @@ def _overview(comparison: ComparedRuns) -> Table:
 
 def _curves(comparison: ComparedRuns) -> dict[str, Any] | None:
     """Returns the figures of all runs, and what can be chosen in them; None without curves."""
-    from pfl.report import html_figures as figures
-
-    mean, worst = (figures.score_lines(comparison.runs, suffix) for suffix in ("", "_worst10"))
+    runs = comparison.runs
+    mean = comparison_figures.curve_choices(runs)
+    worst = comparison_figures.curve_choices(runs, "_worst10")
     if mean is None:
         return None
     found: dict[str, list[np.ndarray]] = {}
-    for run in comparison.runs:
-        if (scores := comparison.client_scores(run)) is not None:
+    for run in runs:
+        scores = comparison.client_scores(run)
+        if scores is not None:
             found.setdefault(run.label, []).append(scores)
     scored = {label: np.concatenate(parts) for label, parts in found.items()}
-    boxes = figures.boxes(scored, comparison.number)
     return {
-        "lines": [_plot(figure) for figure in (mean, worst) if figure is not None],
-        "boxes": [_plot(figure) for figure in (boxes,) if figure is not None],
-        "axes": list(next(iter(mean.data)).meta["x"]),
-        "scores": list(figures.columns_by_title(comparison.runs)),
+        "lines": _drawn(mean, worst),
+        "boxes": _drawn(comparison_figures.boxes(scored, comparison.number)),
+        "axes": list(comparison_figures.axes_of(runs)),
+        "scores": list(comparison_figures.columns_by_title(runs)),
     }
 
 
@@ -151,10 +151,8 @@ def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
 
 def _part(index: int, run: Run, comparison: ComparedRuns, seen: dict[str, int]) -> dict[str, Any]:
     """Returns what the page shows of a run; `seen` has the first run of each partition."""
-    from pfl.report import html_figures as figures
-
     whole = client_table(run, comparison)
-    table = _fewer(whole, figures.MOST_SHOWN)
+    table = _fewer(whole, MOST_SHOWN)
     digest = str(run.summary.get("partition_hash", index))
     if run.diverged:
         state = "The run diverged."
@@ -170,13 +168,16 @@ def _part(index: int, run: Run, comparison: ComparedRuns, seen: dict[str, int]) 
             f"lowest to the highest score; all are in clients.csv."
         )
     first = seen.setdefault(digest, index)
-    path = run.folder / "collaboration.csv"
-    plots = [figures.clients(table, comparison.number)]
+    shown = [figures.client_page_figure(table, comparison.number)]
     same_as: int | None = first  # the run whose partition this run has
     if first == index:
         same_as = None
-        plots.append(figures.label_map(table))
-    plots.append(figures.collaboration(files.last_round(path)))
+        shown.append(figures.label_page_figure(table))
+    weights = files.last_round(run.folder / "collaboration.csv")
+    if weights:
+        columns = {name: weights[name] for name in ("client", "partner", "weight")}
+        title = "Who learned from whom in the last round"
+        shown.append(figures.collaboration_figure(**columns, title=title))
     facts = dict(run.summary.get("versions") or {})
     names = ("algorithm", "seed", "partition_hash", "engine", "folder")
     facts |= {name: run.summary[name] for name in names if name in run.summary}
@@ -184,7 +185,7 @@ def _part(index: int, run: Run, comparison: ComparedRuns, seen: dict[str, int]) 
         "title": f"{run.label}, seed {run.seed} ({run.folder})",
         "words": words,
         "same_as": same_as,
-        "plots": [_plot(figure) for figure in plots if figure is not None],
+        "plots": _drawn(*shown),
         "clients": _clients(table),
         "facts": Table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()]),
         "config": config_of(run.folder),
@@ -224,11 +225,15 @@ def _clients(table: dict[str, np.ndarray]) -> Table | None:
     return None
 
 
-def _plot(figure: go.Figure) -> dict[str, Any]:
-    """Returns a figure's title, which stands above it and wraps on small screens, and its HTML."""
+def _drawn(*shown: Figure | None) -> list[dict[str, Any]]:
+    """Returns the titles of figures, which stand above them and wrap, and their HTML."""
     from markupsafe import Markup
 
-    title = figure.layout.title.text
-    figure.update_layout(title=None)
-    content = figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT)
-    return {"title": title, "content": Markup(content)}
+    from pfl.report.plotly_drawer import draw  # Plotly takes long to import
+
+    found = []
+    for figure in shown:
+        if figure is not None:
+            content = draw(figure).to_html(full_html=False, include_plotlyjs=False, config=PLOT)
+            found.append({"title": figure.plots[0].title, "content": Markup(content)})
+    return found

@@ -97,11 +97,12 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
     data.partition.save(files[0])
     write_csv(files[1], [columns])
     if data.has_labels:
-        from pfl.report.figures import partition_figure  # matplotlib takes long to import
+        from pfl.report.figures import partition_figure
+        from pfl.report.matplotlib_drawer import draw  # matplotlib takes long to import
 
         files.append(out / "partition.png")
         names = getattr(data, "class_names", None)
-        write_figure(files[-1], partition_figure(data.label_counts(), names))
+        write_figure(files[-1], draw(partition_figure(data.label_counts(), names)))
     with writing(out / "clients.parquet"):
         try:
             write_parquet(data, out / "clients.parquet")

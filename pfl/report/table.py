@@ -1,18 +1,32 @@
-"""One type for tables, and how it is shown: terminal, Markdown, LaTeX, CSV, HTML."""
+"""One type for tables, and how it is shown: terminal, Markdown, LaTeX, CSV, HTML.
+
+In a paper's file, a table is a mapping with the keys `title`, `y`, `y_unit`, `at`, `runs` and
+`where` of a panel (see `pfl.report.curves`), and
+
+    rows: [run]                # the axes whose values are the rows: `run` or axes of the grid
+    columns: [data]            # the axes whose values are the columns; one column by default
+    printed:                   # optional: by the words of a row, what the paper printed, a number
+      FedAvg: [90.25, null]    # for each column, shown in brackets beside ours
+
+A cell is the mean ± sample standard deviation of the last round's y over the seeds, or the value
+itself if there is one seed. A cell is "–" if a run has no such metric or diverged.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pfl import files
 from pfl.datamodules.errors import require_value
-from pfl.errors import printable
+from pfl.errors import ConfigError, printable
+from pfl.report.curves import Panel, PanelRow, read_panel
 
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%_#${}"}
@@ -328,3 +342,103 @@ def template(source: str) -> Any:
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.ChainableUndefined)
     return environment.from_string(source)
+
+
+# ---- tables of a paper's file --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Crosstab:
+    """What a table of a paper's file shows; the docstring of the module explains the keys."""
+
+    panel: Panel
+    rows: list[str]
+    columns: list[str]
+    printed: dict[str, list[float | None]] = field(default_factory=dict)
+
+    def points(self, axes: Sequence[str]) -> list[tuple[Any, ...]]:
+        """Returns all combinations of the values of some axes."""
+        values: dict[str, list[Any]] = {"run": list(self.panel.runs), **self.panel.axes}
+        values |= self.panel.where
+        return list(product(*(values[axis] for axis in axes)))
+
+    def words(self, axes: Sequence[str], point: tuple[Any, ...]) -> str:
+        """Returns values of some axes in words, with the labels of runs."""
+        words = []
+        for axis, value in zip(axes, point, strict=True):
+            if axis == "run":
+                value = self.panel.runs[value]
+            words.append(str(value))
+        return ", ".join(words)
+
+    def markdown(self, rows: Sequence[PanelRow]) -> str:
+        """Returns the title and the table, from rows with one run and round each."""
+        return f"**{self.panel.title}**\n\n{markdown(self.table(rows))}"
+
+    def table(self, rows: Sequence[PanelRow]) -> Table:
+        """Returns the table, from rows with one run and round each."""
+        where = self.panel.where.items()
+        shown = [row for row in rows if all(row[axis] in chosen for axis, chosen in where)]
+        across = self.points(self.columns)
+        head = [" / ".join(self.rows), *(self.words(self.columns, point) for point in across)]
+        if not self.columns:
+            head[1] = self.panel.y[0]
+        lines: list[list[Cell]] = []
+        for down in self.points(self.rows):
+            words = self.words(self.rows, down)
+            printed = self.printed.get(words, [None] * len(across))
+            line: list[Cell] = [words]
+            for point, number in zip(across, printed, strict=True):
+                place = dict(zip([*self.rows, *self.columns], [*down, *point], strict=True))
+                cell = self._cell(shown, place)
+                if number is not None:
+                    cell = f"{cell} ({number:g})"
+                line.append(cell)
+            lines.append(line)
+        return Table(head, lines)
+
+    def _cell(self, rows: Sequence[PanelRow], place: dict[str, Any]) -> str:
+        """Returns the mean over the seeds at a place of the table, with four digits."""
+        here = [row for row in rows if all(row[axis] == v for axis, v in place.items())]
+        seeds = dict.fromkeys(row["seed"] for row in here)
+        values = [self.panel.point_value([r for r in here if r["seed"] == seed]) for seed in seeds]
+        known = np.array([value for value in values if value is not None]) / self.panel.y_unit
+        if not len(known) or len(known) < len(values):
+            return "–"
+        if len(known) == 1:
+            return f"{known[0]:.4g}"
+        mean = known.mean()
+        spread = known.std(ddof=1)
+        scale = 0
+        if mean:
+            scale = np.floor(np.log10(abs(mean)))
+        decimals = int(np.clip(3 - scale, 0, 9))  # of the spread as many as of the mean
+        return f"{mean:.{decimals}f} ± {spread:.{decimals}f}"
+
+
+def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Crosstab:
+    """Returns a table of a paper's file, of which the keys are checked."""
+    expected = "keys and values, y and rows among them"
+    require_value(f"{name}: tables", content, isinstance(content, dict), expected)
+    own = ("rows", "columns", "printed")
+    rest = {key: value for key, value in content.items() if key not in own}
+    panel = read_panel(name, rest, runs, grid)
+    rows = list(content.get("rows", []))
+    columns = list(content.get("columns", []))
+    counts = {"run": len(panel.runs)}
+    counts |= {axis: len(panel.where.get(axis, values)) for axis, values in panel.axes.items()}
+    used = rows + columns
+    whole = len(set(used)) == len(used) and {a for a, n in counts.items() if n > 1} <= set(used)
+    if not (rows and whole and set(used) <= set(counts)):
+        raise ConfigError(
+            f"{name}: tables: rows {rows} and columns {columns}; together they must name each of "
+            f"{', '.join(counts)} once"
+        )
+    result = Crosstab(panel, rows, columns, content.get("printed") or {})
+    known = [result.words(rows, down) for down in result.points(rows)]
+    number = len(result.points(columns))
+    for row, printed in result.printed.items():
+        holds = row in known and len(printed) == number
+        expected = f"a row of the table, {', '.join(known)}, with {number} numbers"
+        require_value(f"{name}: tables.printed", {row: printed}, holds, expected)
+    return result

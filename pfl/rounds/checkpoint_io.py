@@ -7,7 +7,6 @@ import os
 import re
 import zipfile
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
+from pfl.datamodules.files import new_file
 from pfl.errors import ConfigError
 from pfl.randomness import KEY_BYTES
 
@@ -62,18 +62,16 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             if secret is not None:
                 write_key(Path(path).parent / KEY_FILE, secret)
-            torch.save(checkpoint, path + ".part")
-            if os.path.basename(path) == "last.ckpt":
-                _keep(Path(path))
-            os.replace(path + ".part", path)
+            with new_file(Path(path)) as part:
+                torch.save(checkpoint, part)
+                if os.path.basename(path) == "last.ckpt":
+                    _keep(Path(path))
         except BaseException as error:
-            with suppress(OSError):
-                os.remove(path + ".part")
             if (reason := _disk_error(error)) is not None:
                 raise ConfigError(f"{path}: the checkpoint cannot be saved ({reason})") from error
-            if part := _unsaved(checkpoint):
+            if entry := _unsaved(checkpoint):
                 raise ConfigError(
-                    f"{path}: the checkpoint cannot be saved; {part}: {error}; return "
+                    f"{path}: the checkpoint cannot be saved; {entry}: {error}; return "
                     f"tensors, numbers and texts there"
                 ) from error
             raise
@@ -102,13 +100,12 @@ class StreamedCheckpointIO(TorchCheckpointIO):
 
 def write_key(path: Path, secret: bytes) -> None:
     """Writes a key, which only the owner of the file may read."""
-    if path.is_file() and path.read_text().strip() == secret.hex():
+    if path.is_file() and path.read_text(encoding="utf-8").strip() == secret.hex():
         return
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secret.hex() + "\n")
-    os.replace(part, path)
+    with new_file(path) as part:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secret.hex() + "\n")
 
 
 def read_key(path: Path, option: str = "ckpt_path") -> bytes:
@@ -122,7 +119,7 @@ def read_key(path: Path, option: str = "ckpt_path") -> bytes:
         ConfigError: The file has something else.
     """
     try:
-        secret = bytes.fromhex(path.read_text().strip())
+        secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
     except ValueError:
         secret = b""
     if len(secret) != KEY_BYTES:

@@ -97,7 +97,7 @@ class FederatedLoop(LightningDataModule):
         ConfigError: A value is impossible, or no clients own the samples of the data.
 
     Example:
-        >>> from datamodules import Dirichlet, DigitsDataModule
+        >>> from pfl.datamodules import Dirichlet, DigitsDataModule
         >>> data = DigitsDataModule(num_clients=20, partition=Dirichlet(0.1))
         >>> loop = FederatedLoop(data, clients_per_round=5, seed=1)
         >>> len(loop.cohort(0))

@@ -98,7 +98,7 @@ class Participation:
         dropout, stragglers: The clients that fail, and those that are slow.
 
     Example:
-        >>> from datamodules import DigitsDataModule
+        >>> from pfl.datamodules import DigitsDataModule
         >>> who = Participation(DigitsDataModule(num_clients=10), seed=0, unseen=[3, 8])
         >>> who.cohort(0).tolist()
         [0, 1, 2, 4, 5, 6, 7, 9]

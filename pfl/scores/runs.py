@@ -173,7 +173,7 @@ class Run:
         with files.reading(path):
             if not path.is_file():
                 return {}
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
             names, *rows = list(csv.reader(io.StringIO(text))) or [[]]
             if not rows or not text.endswith("\n"):
                 raise ValueError("its end is missing")
@@ -244,7 +244,7 @@ def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
 
 def _is_ours(metrics: Path) -> bool:
     """Whether a `metrics.csv` is a run's, and not the file of a logger in the run's folder."""
-    with files.reading(metrics), metrics.open() as file:
+    with files.reading(metrics), metrics.open(encoding="utf-8") as file:
         return file.readline().partition(",")[0].strip() == "round"
 
 
@@ -292,7 +292,7 @@ def config_of(folder: Path) -> str:
     path = folder / "config.yaml"
     with files.reading(path):
         if path.is_file():
-            return path.read_text()
+            return path.read_text(encoding="utf-8")
         return ""
 
 

@@ -83,15 +83,20 @@ def everything(algorithm: FederatedAlgorithm) -> dict[str, torch.Tensor]:
         actual[f"seen message {name}"] = torch.as_tensor(algorithm.store.seen(f"message {name}"))
     for name, value in _flat(algorithm.trainer.optimizers[0].state_dict()):
         actual[f"server optimizer {name}"] = value
-    ledger = algorithm.ledger
+    progress = algorithm.progress
+    ledger = progress.ledger
     for way, counts in (("downlink", ledger.downlink), ("uplink", ledger.uplink)):
         actual[f"ledger {way}"] = torch.from_numpy(counts.copy())
     actual |= {
         f"row {name}": torch.tensor(float(value), dtype=torch.float64)
         for name, value in algorithm.row.items()
     }
-    for name in ("rounds", "samples_seen", "bytes_up", "bytes_down"):
-        actual[name] = torch.tensor(getattr(algorithm, name))
+    actual |= {
+        "rounds": torch.tensor(progress.rounds),
+        "samples_seen": torch.tensor(progress.samples),
+        "bytes_up": torch.tensor(progress.bytes_up),
+        "bytes_down": torch.tensor(progress.bytes_down),
+    }
     actual["steps"] = torch.tensor([algorithm.trainer.global_step, algorithm.trainer.current_epoch])
     return {name: value.clone() for name, value in actual.items()}
 

@@ -88,7 +88,7 @@ def test_payloads_apart_are_those_of_the_simulation(fit, tmp_path, parties, name
     fit(expected, small_world(), ROUNDS, **given, **loop)
     plain = make(name, settings, normalized)
     fit(plain, small_world(), ROUNDS, evaluate=(), **loop)
-    assert 0 < expected.bytes_up < plain.bytes_up
+    assert 0 < expected.progress.bytes_up < plain.progress.bytes_up
     parties.join(run)
     trainer = quiet(tmp_path / "apart", ROUNDS, enable_checkpointing=False, precision="64-true")
     actual, server = train_apart(parties, run, trainer, evaluate=("test",))

@@ -120,9 +120,9 @@ def test_flora_stacks_the_factors_of_new_adapters(fit, ranks):
     np.testing.assert_allclose(layer.residual.detach(), d, **EXACT)
     assert not layer.lora_B.any()
     values = sum(r * (4 + 2) for r in of_client)  # A_i and B_i, of 8 bytes, in two rounds
-    assert one.bytes_up == method.bytes_up == 2 * 8 * values
+    assert one.progress.bytes_up == method.progress.bytes_up == 2 * 8 * values
     # Nothing in the first round; then D, whose factors would be longer than its 8 values.
-    assert method.bytes_down == 3 * 8 * 8
+    assert method.progress.bytes_down == 3 * 8 * 8
 
 
 @pytest.mark.parametrize("ranks", [None, [1, 2]], ids=["one rank", "two ranks"])
@@ -141,7 +141,7 @@ def test_flex_lora_decomposes_the_mean_product(fit, ranks):
     np.testing.assert_allclose(layer.update().detach(), SCALE * mean, **EXACT)
     np.testing.assert_allclose(layer.lora_A.detach().abs(), np.abs(a), rtol=0, atol=1e-10)
     values = sum(r * (4 + 2) for r in of_client)
-    assert method.bytes_up == method.bytes_down == 3 * 8 * values
+    assert method.progress.bytes_up == method.progress.bytes_down == 3 * 8 * values
 
 
 def test_flex_lora_keeps_the_best_product_of_its_rank(fit):
@@ -182,8 +182,8 @@ def test_rolora_trains_one_factor_in_turn(fit):
     method, layer = trained(fit, RoLoRA)
     np.testing.assert_allclose(layer.lora_A.detach(), a, **EXACT)
     np.testing.assert_allclose(layer.lora_B.detach(), b, **EXACT)
-    assert method.bytes_up == 3 * 8 * (4 + 8 + 4)  # |B| = 4, |A| = 8
-    assert method.bytes_down == 3 * 8 * 12 * 3
+    assert method.progress.bytes_up == 3 * 8 * (4 + 8 + 4)  # |B| = 4, |A| = 8
+    assert method.progress.bytes_down == 3 * 8 * 12 * 3
 
 
 def test_fedsa_lora_is_fedper_with_b_and_the_head(fit):
@@ -201,7 +201,7 @@ def test_fedsa_lora_is_fedper_with_b_and_the_head(fit):
     assert torch.equal(runs[0].global_model, runs[1].global_model)
     for one, other in zip(*(m.client_rows("head", np.arange(3)) for m in runs), strict=True):
         assert torch.equal(one, other)
-    assert runs[0].bytes_up == 3 * 3 * 8 * 2 * 4
+    assert runs[0].progress.bytes_up == 3 * 3 * 8 * 2 * 4
     alone = trained(fit, FedSALoRA)[0]
     assert alone.client_rows("head", np.arange(3)).shape == (3, 2 * 2)  # B
 
@@ -235,7 +235,7 @@ def test_feddpa_trains_two_adapters_whose_outputs_add(fit):
     for i, row in enumerate(method.client_rows("head", np.arange(3))):
         expected = np.concatenate([own[i][0].ravel(), own[i][1].ravel()])
         np.testing.assert_allclose(row, expected, **EXACT)
-    assert method.bytes_up == 2 * 3 * 8 * (8 + 4)
+    assert method.progress.bytes_up == 2 * 3 * 8 * (8 + 4)
 
 
 def test_feddpa_weighs_its_adapters_alike_and_counts_the_epochs_of_both():

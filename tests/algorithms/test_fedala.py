@@ -3,6 +3,7 @@
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 
 from pfl.algorithms import FedALA, FedAvg
@@ -28,7 +29,12 @@ from tests.algorithms.class_world import (
 from tests.problems import Steps
 
 WEIGHT_LR, THRESHOLD, WINDOW, MOST = 4.0, 5e-3, 3, 7
-ARGUMENTS = dict(weight_lr=WEIGHT_LR, threshold=THRESHOLD, window=WINDOW, most_passes=MOST)
+ARGUMENTS = dict(weight_lr=WEIGHT_LR, threshold=THRESHOLD, window=WINDOW)
+
+
+@pytest.fixture(autouse=True)
+def most_passes(monkeypatch):
+    monkeypatch.setattr(FedALA, "most_passes", MOST)
 
 
 def mixture(w, own, weights):
@@ -145,7 +151,7 @@ def test_the_loss_has_settled_by_the_deviation_with_the_divisor_n(watch):
 def test_the_first_round_is_fedavg(fit):
     """Bit for bit: everyone has the initial model, and there is nothing to learn."""
     settings = LOCAL | dict(batch_size=2, engine="sequential")
-    methods = FedALA(network(), most_passes=1, **settings), FedAvg(network(), **settings)
+    methods = FedALA(network(), **settings), FedAvg(network(), **settings)
     assert_same_end(fit, *methods, [[0, 1, 3]])
 
 

@@ -92,7 +92,7 @@ def test_the_trace_adds_up_mini_batches_of_stragglers_too(watch):
     expected = np.average([v[:BODY] for v in models], axis=0, weights=traces)
     np.testing.assert_allclose(history["w"][0][:BODY], expected, rtol=0, atol=1e-12)
     # Two of five epochs' steps would be another number of gradients: 5 + 3 in t_i, 3 and 2 epochs.
-    assert method.samples_seen > 2 * (5 + 3)
+    assert method.progress.samples > 2 * (5 + 3)
 
 
 def test_the_body_stays_where_no_client_has_samples(watch):

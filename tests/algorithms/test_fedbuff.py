@@ -83,8 +83,8 @@ def test_fedbuff_equals_the_simulation(tmp_path, buffer, weighting):
     assert method.row["virtual_seconds"] == pytest.approx(expected[-1][1], rel=1e-12)
     assert method.row["staleness"] == np.mean(ages[9])
     assert (
-        method.ledger.uplink.sum()
-        == method.ledger.downlink.sum()
+        method.progress.ledger.uplink.sum()
+        == method.progress.ledger.downlink.sum()
         == 10 * buffer * 8 * len(problem.network().weight.flatten())
     )
 

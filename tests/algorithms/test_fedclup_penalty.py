@@ -314,7 +314,7 @@ def test_the_released_rule(watch, trace, scale, far, server_step):
     assert_rounds(models.rounds, expected, "w", "w_i", atol=1e-10 * max(1.0, scale))
     np.testing.assert_allclose(float(algorithm.lam), after, rtol=1e-6)
     # One value of 8 bytes a visit: the server keeps what it gets anyway.
-    assert algorithm.bytes_up == 8 * sum(map(len, trace[:rounds]))
+    assert algorithm.progress.bytes_up == 8 * sum(map(len, trace[:rounds]))
 
 
 # ---- resume -------------------------------------------------------------------------------------

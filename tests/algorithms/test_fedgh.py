@@ -243,7 +243,7 @@ def test_running_statistics_stay_with_the_body(tmp_path, digits):
     assert method.network[2].num_batches_tracked == 0
     rows = method.client_rows("buffers", np.arange(5))
     assert len(rows.unique(dim=0)) == 5
-    assert method.ledger.downlink.tolist() == [8 * 70, 2 * 8 * 70, 8 * 70, 8 * 70, 8 * 70]
+    assert method.progress.ledger.downlink.tolist() == [8 * 70, 2 * 8 * 70, 8 * 70, 8 * 70, 8 * 70]
 
 
 def test_a_frozen_bias_of_the_head_stays(fit):

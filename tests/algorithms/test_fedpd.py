@@ -237,7 +237,7 @@ def test_a_communication_period(watch, problem, period):
     count = 7 // period
     np.testing.assert_array_equal(history["up"][-1], count * BYTES)
     np.testing.assert_array_equal(history["down"][-1], count * BYTES)
-    assert algorithm.bytes_up == algorithm.bytes_down == 4 * count * BYTES
+    assert algorithm.progress.bytes_up == algorithm.progress.bytes_down == 4 * count * BYTES
 
 
 def test_nothing_to_keep_where_nothing_is_skipped(fit, problem):

@@ -57,7 +57,7 @@ def test_rounds_equal_the_numpy_loop(watch, head_epochs, schedule, body_steps, w
     np.testing.assert_allclose(personalized(algorithm), models, rtol=0, atol=1e-12)
     assert np.array_equal(personalized(algorithm)[3, HEAD], w[HEAD])
     # Sample gradients: each participant's samples, once for every step of the head and the body.
-    assert algorithm.samples_seen == sum(data.sizes[c].sum() for c in TRACE if c) * (
+    assert algorithm.progress.samples == sum(data.sizes[c].sum() for c in TRACE if c) * (
         head_epochs + body_steps
     )
 

@@ -70,7 +70,7 @@ def test_a_newcomer_has_a_model_and_leaves_no_trace(tmp_path, method):
         has = np.arange(4) == 2 if kind.startswith("unseen") else np.arange(4) != 2
         assert (np.isfinite(losses) == has).all(), kind
     assert {"unseen/0", "unseen/1", "finetuned/1"} < set(scores)
-    assert algorithm.ledger.downlink[2] == algorithm.ledger.uplink[2] == 0
+    assert algorithm.progress.ledger.downlink[2] == algorithm.progress.ledger.uplink[2] == 0
     assert all(2 not in algorithm.store.seen(name) for name in algorithm.store.names)
 
 

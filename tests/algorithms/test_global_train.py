@@ -65,7 +65,7 @@ def test_rounds_are_sgd_on_the_pooled_samples(watch, problem, pool, batch_size):
         orders += [tuple(order) for order in np.split(np.concatenate(batches), 2)]
     assert all(sorted(order) == list(range(17)) for order in orders)
     assert len(set(orders)) == (len(orders) if batch_size else 1)
-    assert algorithm.samples_seen == 4 * 2 * 17
+    assert algorithm.progress.samples == 4 * 2 * 17
     assert algorithm.participants == 1
 
 
@@ -96,8 +96,8 @@ def test_it_is_the_only_client_that_owns_everything(fit, make, settings):
         assert torch.equal(statistics, alone.client_rows("buffers", only)[0])
         assert pooled.network[2].num_batches_tracked >= 4
     # Nothing was sent, the statistics no more than the model.
-    assert pooled.bytes_up == pooled.bytes_down == 0
-    assert not pooled.ledger.uplink.any() and not pooled.ledger.downlink.any()
+    assert pooled.progress.bytes_up == pooled.progress.bytes_down == 0
+    assert not pooled.progress.ledger.uplink.any() and not pooled.progress.ledger.downlink.any()
 
 
 def test_one_full_step_is_fedavg_s(fit, problem):
@@ -122,7 +122,7 @@ def test_cohorts_and_chunks_do_not_matter(fit, problem):
     assert all(differing(run, runs[0]) == set() for run in runs)
     algorithm = fit(GlobalTrain(problem.network(START), **BATCHES), problem, 1, trace=[[]])
     assert torch.equal(algorithm.global_model, torch.from_numpy(START))
-    assert algorithm.samples_seen == algorithm.participants == 0
+    assert algorithm.progress.samples == algorithm.participants == 0
 
 
 def test_a_client_without_samples_adds_none(fit, problem):

@@ -211,10 +211,12 @@ def test_a_run_of_averaging_steps_takes_one_communication(fit, problem):
     assert sum(algorithm.runs(t)[1] for t in range(ROUNDS)) > ROUNDS
     numbers = algorithm.row["local_steps"], algorithm.row["averaging_steps"]
     assert numbers == algorithm.runs(ROUNDS - 1)
-    assert algorithm.bytes_up == algorithm.bytes_down == ROUNDS * 4 * 8 * 8
+    assert algorithm.progress.bytes_up == algorithm.progress.bytes_down == ROUNDS * 4 * 8 * 8
     newcomers = algorithm.newcomer(next(algorithm.iter_clients()))
     assert torch.equal(newcomers, algorithm.global_model.expand(4, -1))
-    assert algorithm.samples_seen == sum(SIZES) * sum(algorithm.runs(t)[0] for t in range(ROUNDS))
+    assert algorithm.progress.samples == sum(SIZES) * sum(
+        algorithm.runs(t)[0] for t in range(ROUNDS)
+    )
 
 
 # ---- arguments ----------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_statistics_stay_with_their_bodies(fit):
     torch.manual_seed(0)
     method = LGFedAvg(normalized(), lr=0.05, batch_size=40)
     fit(method, DigitsDataModule(4, Dirichlet(1.0)), 2, trace=[[0, 1, 3], [1]], evaluate=())
-    for counts in (method.ledger.downlink, method.ledger.uplink):
+    for counts in (method.progress.ledger.downlink, method.progress.ledger.uplink):
         assert counts.tolist() == [8 * 70, 2 * 8 * 70, 0, 8 * 70]
     initial = method.oracle.buffers.read(normalized(), method.global_model)
     rows = method.client_rows("buffers", np.arange(4))

@@ -57,7 +57,7 @@ class Booked(pl.Callback):
         self.totals, self.rows = [np.zeros((2, len(SIZES)), np.int64)], []
 
     def on_train_epoch_end(self, trainer, pl_module):
-        ledger = pl_module.ledger
+        ledger = pl_module.progress.ledger
         self.totals.append(np.stack([ledger.downlink, ledger.uplink]))
         self.rows.append(dict(pl_module.row))
 
@@ -231,7 +231,7 @@ def test_slow_clients_of_fedavg_and_fedprox_in_numpy(watch, weight):
         np.testing.assert_allclose(history["w"][number], w, rtol=0, atol=1e-12)
     # Sample gradients: each step takes all samples of a client, in two rounds.
     expected = sum(steps_taken(r, i) * problem.sizes[i] for r in range(2) for i in range(3))
-    assert method.samples_seen == expected
+    assert method.progress.samples == expected
 
 
 @pytest.mark.parametrize("option", ["I", "II"])

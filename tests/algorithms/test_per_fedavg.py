@@ -195,9 +195,9 @@ def test_sample_gradients_and_bytes(watch, problem, variant, gradients):
     The adaptation for an evaluation is not counted."""
     algorithm = PerFedAvg(problem.network(START), variant=variant, batch_size=2, loss=LOSS)
     history = watch(algorithm, problem, 1, trace=[[0, 2]])
-    assert algorithm.samples_seen == gradients * (SIZES[0] + SIZES[2])
+    assert algorithm.progress.samples == gradients * (SIZES[0] + SIZES[2])
     adapted(algorithm)
-    assert algorithm.samples_seen == gradients * (SIZES[0] + SIZES[2])
+    assert algorithm.progress.samples == gradients * (SIZES[0] + SIZES[2])
     assert algorithm.cost(np.array(SIZES)).tolist() == [gradients * n for n in SIZES]
     for way in ("down", "up"):
         assert history[way].tolist() == [[8 * problem.size, 0, 8 * problem.size, 0]]

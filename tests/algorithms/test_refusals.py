@@ -47,7 +47,6 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedALA", "weight_lr", 0.0, "positive"),
     ("FedALA", "threshold", 0.0, "positive"),
     ("FedALA", "window", 1, "at least 2"),
-    ("FedALA", "most_passes", 0, "at least 1"),
     ("FedAMP", "alpha", 0.0, "positive"),
     ("FedAMP", "alpha_decay", 1.5, "in (0, 1]"),
     ("FedAMP", "decay_rounds", 0, "at least 1"),

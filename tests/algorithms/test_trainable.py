@@ -57,7 +57,7 @@ def test_one_step_of_lora_from_zero_has_a_closed_form(fit):
     torch.testing.assert_close(network.map.lora_B.detach(), expected, rtol=0, atol=1e-12)
     assert torch.equal(network.map.base.weight, weight)
     # |A| + |B| values of 8 bytes, down and up, for three clients.
-    assert algorithm.bytes_up == algorithm.bytes_down == 8 * (2 * 4 + 2 * 2) * 3
+    assert algorithm.progress.bytes_up == algorithm.progress.bytes_down == 8 * (2 * 4 + 2 * 2) * 3
 
 
 def test_a_frozen_factor_is_a_linear_model_in_its_features(fit):

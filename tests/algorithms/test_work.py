@@ -19,5 +19,5 @@ PASSES = [  # through a client's samples in two local epochs
 def test_a_round_takes_these_passes(fit, problem, kind, arguments, passes):
     algorithm = kind(problem.network(), **arguments, **BATCHES)
     fit(algorithm, problem, 1)
-    assert algorithm.samples_seen == passes * sum(SIZES)
+    assert algorithm.progress.samples == passes * sum(SIZES)
     assert algorithm.cost(np.array(SIZES)).tolist() == [passes * n for n in SIZES]

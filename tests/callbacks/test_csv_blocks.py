@@ -13,6 +13,7 @@ from pfl import FederatedLoop, files
 from pfl.algorithms import FedAvg
 from pfl.callbacks import LocalBaseline
 from pfl.report.figures import run_figure
+from pfl.report.matplotlib_drawer import draw
 from pfl.report.partition import partition_columns, partition_text
 from tests.commands import table
 from tests.problems import quiet
@@ -131,6 +132,6 @@ def test_clients_and_classes_have_their_names(tmp_path, capsys):
     )
     local = {row["name"].lstrip("'"): float(row["test/local/accuracy"]) for row in rows}
     assert summary["lost_clients"] == [name for name in scores if scores[name] < local[name]]
-    shown = run_figure(trainer.recorder.rows, trainer.recorder.columns).axes[0]
-    assert [label.get_text() for label in shown.get_yticklabels()] == data.class_names
+    drawn = draw(run_figure(trainer.recorder.rows, trainer.recorder.columns)).axes[0]
+    assert [label.get_text() for label in drawn.get_yticklabels()] == data.class_names
     assert "Bern  " in partition_text(data, partition_columns(data))

@@ -65,13 +65,13 @@ def test_the_figure_is_written_and_says_the_accuracies_of_the_run(
 ):
     from pfl.report import figures
 
-    drawn, draw = [], figures.embedding_figure
+    drawn, make = [], figures.embedding_figure
     monkeypatch.setattr(
-        figures, "embedding_figure", lambda *args: drawn.append(draw(*args)) or drawn[-1]
+        figures, "embedding_figure", lambda *args: drawn.append(make(*args)) or drawn[-1]
     )
     _, folder, _ = fit(tmp_path, method)
     assert (folder / "embedding.png").stat().st_size > 1000
-    titles = [axes.get_title() for axes in drawn[0].axes]
+    titles = [plot.title for plot in drawn[0].plots]
     row = table(folder / "clients.csv")[CLIENT]
     expected = float(row["test/global/accuracy"])
     assert len(titles) == count and titles[-1].endswith(f"accuracy {expected:.4f}")

@@ -288,7 +288,7 @@ def test_measuring_changes_nothing(tmp_path):
         algorithm = FedAvg(network(), batch_size=5, lr=0.1, local_epochs=2)
         folder = tmp_path / str(len(callbacks))
         run(algorithm, problem, 3, root=folder, callbacks=callbacks)
-        results.append((algorithm.state_dict(), algorithm.samples_seen))
+        results.append((algorithm.state_dict(), algorithm.progress.samples))
     (plain, seen), (watched, seen_watched) = results
     assert seen == seen_watched
     assert plain.keys() == watched.keys()

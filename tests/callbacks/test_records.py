@@ -19,6 +19,7 @@ from pfl import FederatedLoop
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RunFigure, RunRecorder, progress
 from pfl.report.figures import collaboration_figure, run_figure
+from pfl.report.matplotlib_drawer import draw
 from pfl.report.run_summary import size, summary_table
 from tests.commands import table
 from tests.problems import quiet
@@ -354,9 +355,9 @@ def test_figure_draws_the_kinds_of_models_that_were_tested(tmp_path, make, data)
     trainer = fit(tmp_path, make(), data(), RunFigure())
     assert (tmp_path / "run" / "report.png").read_bytes().startswith(b"\x89PNG")
     recorder = trainer.recorder
-    axes = run_figure(recorder.rows, recorder.columns).axes
+    plots = run_figure(recorder.rows, recorder.columns).plots
     number = "accuracy" if trainer.datamodule.datamodule.num_classes else "loss"
-    drawn, clients = ({str(o.get_label()): o.get_ydata() for o in axes[k].lines} for k in (1, 2))
+    drawn, clients = ({curve.label: curve.y for curve in plots[k].marks} for k in (1, 2))
     kinds = {name.split("/")[1] for r in recorder.rows for name in r if name.startswith("test/")}
     assert {label for label in drawn if "worst" not in label} == clients.keys() == kinds
     for kind in kinds:
@@ -369,8 +370,8 @@ def test_the_collaboration_map_shows_the_last_round(tmp_path):
     fit(tmp_path, method, digits(), rounds=3, loop={"clients_per_round": 3})
     assert (tmp_path / "run" / "collaboration.png").read_bytes().startswith(b"\x89PNG")
     rows = [row for row in table(tmp_path / "run" / "collaboration.csv") if row["round"] == "3"]
-    axes = collaboration_figure(**method.recorded["collaboration"], round_index=3).axes[0]
-    assert axes.get_title().endswith("round 3")
+    axes = draw(collaboration_figure(**method.recorded["collaboration"], title="Map")).axes[0]
+    assert axes.get_title() == "Map"
     shown = np.asarray(axes.images[0].get_array())
     ids = sorted({int(row["client"]) for row in rows})
     assert shown.shape == (3, 3) and [int(t.get_text()) for t in axes.get_xticklabels()] == ids

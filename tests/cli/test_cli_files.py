@@ -117,7 +117,8 @@ def test_summary_has_the_last_and_the_best_round_and_how_they_came_about(run, da
     for name, value in rows[best["round"] - 1].items():
         assert best[name] == float(value), name
     assert summary["name"] == "quickstart" and summary["folder"] == str(run[0])
-    assert summary["algorithm"] == "FedSLR" and summary["engine"] in ("chain", "compiled chain")
+    assert summary["algorithm"] == "FedSLR"
+    assert summary["engine"] in ("compiled chain", "sequential")
     assert summary["round"] == 2 and summary["seed"] == 0
     assert summary["parameters/global"] > 0 and summary["parameters/personalized"] > 0
     assert 0 < summary["wall_seconds"] < 300 and summary["samples_per_second"] > 0

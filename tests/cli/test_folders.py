@@ -93,15 +93,17 @@ def test_two_processes_train_classes_of_the_folder_and_ours(folder, network):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_project_with_such_packages_and_ours_are_imported_together(folder):
-    """The project's folder is the script's, or one that an editable install puts after ours."""
+    """The project's folder is the script's, or one that an editable install puts after a checkout.
+
+    In the second case, and where the folders have no `__init__.py`, the checkout has the names, and
+    what the folders have is found in them.
+    """
     last = f"import sys; sys.path = [p for p in sys.path if p] + [{str(folder)!r}]"
-    orders, places = ((OWN, THEIRS), (THEIRS, OWN)), ("", last)
-    codes = ["\n".join([place, *order, CHECK]) for order in orders for place in places]
-    if not (folder / "models/__init__.py").exists():
-        # Ours have the names, and what the folders have is found in them.
-        codes = [code.split("assert models.__name__")[0] for code in codes]
-    for code in codes:
-        finish("-c", code, cwd=folder)
+    shared = CHECK.split("assert models.__name__")[0]
+    has_names = (folder / "models/__init__.py").exists()
+    for order in ((OWN, THEIRS), (THEIRS, OWN)):
+        finish("-c", "\n".join([*order, CHECK if has_names else shared]), cwd=folder)
+        finish("-c", "\n".join([last, *order, shared]), cwd=folder)
 
 
 @pytest.mark.slow

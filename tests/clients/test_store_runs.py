@@ -74,7 +74,10 @@ def test_state_in_sixteen_bits_is_close_and_counts_the_same_bytes(tmp_path):
     rounded, _ = resumable(tmp_path / "rounded", 4, dtype="bfloat16")
     one, other = (a.store.read("gamma", np.arange(20)) for a in (exact, rounded))
     assert 0 < (one - other).abs().max() < 4 * 2**-9 * one.abs().max()
-    assert (exact.bytes_up, exact.bytes_down) == (rounded.bytes_up, rounded.bytes_down)
+    assert (exact.progress.bytes_up, exact.progress.bytes_down) == (
+        rounded.progress.bytes_up,
+        rounded.progress.bytes_down,
+    )
 
 
 @pytest.mark.parametrize(

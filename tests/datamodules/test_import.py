@@ -1,4 +1,4 @@
-"""What imports of `datamodules` and `models` load, and that the public names are the stub's."""
+"""What imports of `datamodules` and `models` load, and that the public names are found."""
 
 import pytest
 
@@ -38,10 +38,23 @@ def test_rules_need_numpy_only_and_models_no_framework(tmp_path):
     assert finish("-c", SCRIPT, cwd=tmp_path, fresh=True) == "\n" * 3
 
 
-def test_every_name_of_the_stub_is_public_and_found():
-    """A name that the stub gives twice, or that its module lacks, would show here."""
-    stub = (ROOT / "datamodules" / "__init__.pyi").read_text().splitlines()
-    lines = [line.split() for line in stub if line.startswith("from ")]
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["pfl.datamodules", "pfl.models"])
+def test_data_modules_and_networks_load_no_other_module_of_pfl(tmp_path, module):
+    """No guard of a run's processes either; when imported, and when a first class is used."""
+    code = f"""
+import sys, {module} as package
+print(*(m for m in sys.modules if m.split(".")[0] == "pfl" and not m.startswith("{module}")))
+package.DigitsDataModule(3).setup() if "data" in "{module}" else package.MLP(3)
+print(*(m for m in sys.modules if m.split(".")[0] == "pfl" and not m.startswith("{module}")))
+"""
+    assert finish("-c", code, cwd=tmp_path, fresh=True) == "pfl\n" * 2
+
+
+def test_every_name_that_type_checkers_read_is_public_and_found():
+    """A name that the imports give twice, or that its module lacks, would show here."""
+    source = (ROOT / "datamodules" / "__init__.py").read_text().splitlines()
+    lines = [line.split() for line in source if line.startswith("    from pfl.datamodules.")]
     assert [line[3] for line in lines] == [line[5] for line in lines]  # import X as X
     assert sorted(line[3] for line in lines) == datamodules.__all__
     assert len(set(datamodules.__all__)) == len(datamodules.__all__) <= len(dir(datamodules))

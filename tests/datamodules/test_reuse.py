@@ -13,9 +13,9 @@ import runpy, sys, lightning, torch, numpy, zipfile
 before = set(sys.modules)
 
 def ours():
-    # The modules of pfl beside the data modules, and beside what makes their name one of pfl.
+    # The modules of pfl beside the data modules, and beside what a checkout's short name needs.
     names = {name for name in sys.modules if name.split(".")[0] == "pfl"} - {
-        "pfl", "pfl._path", "pfl.distributed", "pfl.distributed.orphan"
+        "pfl", "pfl._short_names", "pfl.current_folder"
     }
     return sorted(name for name in names if not name.startswith("pfl.datamodules"))
 

@@ -25,7 +25,10 @@ def test_a_party_on_another_device_gives_the_numbers_of_the_cpu(
     server = apart.method
     assert server.device == torch.device("cpu")
     torch.testing.assert_close(server.global_model, expected.global_model, rtol=0, atol=1e-12)
-    assert (server.bytes_up, server.bytes_down) == (expected.bytes_up, expected.bytes_down)
+    assert (server.progress.bytes_up, server.progress.bytes_down) == (
+        expected.progress.bytes_up,
+        expected.progress.bytes_down,
+    )
     for key, numbers in expected.evaluation.scores.items():
         for number, column in numbers.items():
             told = server.evaluation.scores[key][number]

@@ -291,7 +291,7 @@ def test_a_payload_has_the_bytes_that_are_counted(federation):
         if request["do"] == "train":
             payload, _ = unpack(answer)["messages"]["w"]
             sent[client] += sum(part.nbytes for part in payload.values())
-    assert parties.method.ledger.uplink.tolist() == sent
+    assert parties.method.progress.ledger.uplink.tolist() == sent
     assert sent == [4 * (8 * 8 + 5)] * 4  # 8 of 26 values, float64, and 8 places of 5 bits
 
 

@@ -308,6 +308,19 @@ def test_at_least_one_process_runs_on_a_device():
         ClientParallelStrategy(0)
 
 
+def test_windows_has_one_process(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    for devices in (1, 2):
+        strategy = ClientParallelStrategy()
+        strategy.parallel_devices = [torch.device("cpu")] * devices
+        strategy.cluster_environment = LightningEnvironment()
+        if devices == 1:
+            assert strategy.launcher is not None
+        else:
+            with refused("trainer.devices: 2 processes", "Windows"):
+                strategy.launcher  # noqa: B018
+
+
 def test_processes_wait_for_each_other_as_long_as_the_strategy_says(monkeypatch):
     monkeypatch.setattr(collectives, "_timeout", None)
     monkeypatch.setattr(DDPStrategy, "setup_distributed", lambda self: None)

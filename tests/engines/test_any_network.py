@@ -314,4 +314,4 @@ def test_an_error_leaves_the_process_as_it_was(tmp_path, threads):
     method = Wrong(chain())
     with pytest.raises(ZeroDivisionError):
         run(method, world(""), 1, root=tmp_path)
-    assert torch.get_num_threads() == 2 and method.threads.count == 1
+    assert torch.get_num_threads() == 2 and method.groups.threads.count == 1

@@ -8,6 +8,7 @@ import itertools
 import random
 import weakref
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,16 +18,14 @@ from torch.optim import SGD, Adam
 
 from models import LeNet5
 from pfl.engines import graph
-from pfl.engines.batch import Origin, StepBlock, default_loss
-from pfl.engines.chain import Chain
-from pfl.engines.chain_engine import ChainEngine, CompiledChainEngine
+from pfl.engines.batch import Batch, Origin, StepBlock, default_loss
 from pfl.engines.graph import STEPS, GraphEngine, room
 from pfl.engines.local_step import Step, step_of
-from pfl.engines.matrix_convolution import MatrixConv2d
+from pfl.engines.matrix_convolution import MatrixConv2d, MatrixVmapEngine
 from pfl.engines.objective import Objective
 from pfl.engines.oracle import Oracle
+from pfl.engines.registry import all_engines
 from pfl.engines.sequential import SequentialEngine
-from pfl.engines.timing import with_matrix_products
 from pfl.engines.unrolled import UnrolledEngine
 from pfl.engines.vmap import VmapEngine
 from pfl.parameters import ParameterSpace
@@ -34,6 +33,14 @@ from tests.device import CPU, DEVICE, OtherDevice
 from tests.recorder import Recorder
 
 SMOOTH = nn.CrossEntropyLoss(label_smoothing=0.2)
+CHAINS = {"ChainEngine": "chain", "CompiledChainEngine": "compiled chain"}
+"""Engines that are recorded here, too, if they are there: their folder can be deleted."""
+
+
+def recording(inner, evaluator, record):
+    """An engine whose steps are recorded by `record`."""
+    with patch.dict(graph.RECORDERS, {inner.runner.device.type: record}):
+        return GraphEngine(inner, evaluator)
 
 
 class Recurrent(nn.Module):
@@ -99,20 +106,19 @@ class Case:
         if any(isinstance(m, nn.LSTM) for m in self.network.modules()):
             return found
         found["vmap"] = VmapEngine(runner)
-        products = with_matrix_products(runner)
+        products = MatrixVmapEngine.to_record(found["vmap"], 1)
         if products is not None:
-            found["matrix products"] = VmapEngine(products)
-        chain = Chain.of(runner.network, runner.space, self.few)
-        if chain is not None and chain.batched:
-            found["chain"] = ChainEngine(runner, chain)
-            if CompiledChainEngine.supports(runner, self.targets):
-                found["compiled chain"] = CompiledChainEngine(runner, chain)
+            found["matrix products"] = products
+        batch = Batch(self.few[None], self.targets[None, :2], [2])
+        for kind in all_engines():
+            if kind.__name__ in CHAINS and kind.obstacle(runner, batch, "vmap") is None:
+                found[CHAINS[kind.__name__]] = kind.of(runner, batch)
         return found
 
     def recorded(self, name):
         """A recorded engine, and what counts its recordings."""
         recorder = Recorder()
-        return GraphEngine(self.recordable()[name], self.sequential, recorder), recorder
+        return recording(self.recordable()[name], self.sequential, recorder), recorder
 
     def models(self, clients):
         noise = self.rng.normal(size=(clients, self.runner.space.size))
@@ -177,14 +183,15 @@ def case(name):
     return Case({"MLP": mlp, "convolutions": convolutions}[name](), images(rng), targets)
 
 
-ENGINES = ["unrolled", "vmap", "matrix products", "chain", "compiled chain"]
-VECTORS = ["unrolled", "vmap", "chain", "compiled chain"]
+THERE = [CHAINS[kind.__name__] for kind in all_engines() if kind.__name__ in CHAINS]
+VECTORS = ["unrolled", "vmap", *sorted(THERE)]
+FASTEST = VECTORS[-1]
 IMAGES = ["unrolled", "vmap", "matrix products"]
 PAIRS = [
     *(("MLP", engine) for engine in VECTORS),
     *(("dropout", engine) for engine in VECTORS),
-    *(("smooth loss", engine) for engine in ("unrolled", "vmap", "chain")),
-    *(("regression", engine) for engine in ("unrolled", "vmap", "chain")),
+    *(("smooth loss", engine) for engine in VECTORS[:3]),
+    *(("regression", engine) for engine in VECTORS[:3]),
     *(("convolutions", engine) for engine in IMAGES),
     *(("convolutions with dropout", engine) for engine in IMAGES),
     *(("LeNet5", engine) for engine in IMAGES),
@@ -347,7 +354,7 @@ def with_terms(problem, v, terms, lr=0.1):
 
 
 @pytest.mark.parametrize("at", AT, ids="+".join)
-@pytest.mark.parametrize("engine", ["vmap", "compiled chain"])
+@pytest.mark.parametrize("engine", sorted({"vmap", FASTEST}))
 def test_every_combination_of_terms(engine, at):
     """With other values in the second call, which needs no recording of its own."""
     problem = case("MLP")
@@ -373,7 +380,7 @@ def test_every_combination_of_terms(engine, at):
 def test_momentum_and_adam(name, kind):
     """Their gradients are recorded, and their own steps are not."""
     problem = case(name)
-    one, recorder = problem.recorded("compiled chain")
+    one, recorder = problem.recorded(FASTEST)
     v = problem.models(4)
     parameter = nn.Parameter(v.clone())
     optimizer = kind([parameter], lr=0.1, **({"momentum": 0.9} if kind is SGD else {}))
@@ -392,7 +399,7 @@ def test_momentum_and_adam(name, kind):
 @pytest.mark.parametrize("name", ["MLP", "dropout"])
 def test_more_steps_than_are_laid_out_at_a_time(name, lasting):
     problem = case(name)
-    one, recorder = problem.recorded("compiled chain")
+    one, recorder = problem.recorded(FASTEST)
     steps = 2 * STEPS + 3
     blocks = [problem.full(steps, 3, 2, lasting), problem.full(1, 3, 2, lasting)]
     assert_steps(one, problem.sequential, problem.models(3), blocks)
@@ -423,8 +430,8 @@ def test_weights_in_place_of_counts():
     one, _ = problem.recorded("vmap")
     block = problem.full(2, 3)
     block.weights = torch.rand(2, 3, 4, dtype=torch.float64)
-    chain = problem.recordable()["chain"]  # the sequential engine takes counts only
-    assert_steps(one, chain, problem.models(3), [block])
+    other = problem.recordable()["unrolled"]  # the sequential engine takes counts only
+    assert_steps(one, other, problem.models(3), [block])
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -448,7 +455,7 @@ def test_a_row_that_nobody_reads_changes_no_other(name, engine):
 
 def test_groups_that_grow_and_shrink():
     problem = case("MLP")
-    one, _ = problem.recorded("compiled chain")
+    one, _ = problem.recorded(FASTEST)
     for clients in (3, 9, 2, 10, 11, 1):
         v = problem.models(clients)
         step = with_terms(problem, v, ("shift", "offset", "mask"))
@@ -529,7 +536,7 @@ def test_rounds_of_equal_shapes_are_recorded_once():
 def test_cohorts_of_changing_size_need_few_recordings(sizes):
     """Of 5 to 8 clients 4 sizes, and of 33 to 64 clients 4, too: 40, 48, 56 and 64."""
     problem = case("MLP")
-    one, recorder = problem.recorded("compiled chain")
+    one, recorder = problem.recorded(FASTEST)
     for _ in range(2):
         for clients in sizes:
             with torch.no_grad():
@@ -540,7 +547,7 @@ def test_cohorts_of_changing_size_need_few_recordings(sizes):
 def test_batches_of_changing_size_need_few_recordings():
     """From 33 to 64 samples there are 8 sizes: 36, 40, ... and 64."""
     problem = case("MLP")
-    one, recorder = problem.recorded("compiled chain")
+    one, recorder = problem.recorded(FASTEST)
     for size in range(33, 65):
         assert_steps(one, problem.sequential, problem.models(2), [problem.full(1, 2, size)])
     assert recorder.count == 8
@@ -569,7 +576,7 @@ def test_the_least_used_recording_goes_first(monkeypatch):
 
 def test_released_memory_is_free_and_steps_go_on():
     problem = case("MLP")
-    one, recorder = problem.recorded("compiled chain")
+    one, recorder = problem.recorded(FASTEST)
     v = problem.models(3)
     assert_steps(one, problem.sequential, v, [problem.full(2, 3)])
     seen = weakref.ref(problem.inputs)
@@ -594,7 +601,7 @@ def test_a_recording_that_fails_leaves_the_models_and_the_engine_as_they_were():
             raise torch.OutOfMemoryError("CUDA out of memory")
         return recorder(work, device, pool)
 
-    one = GraphEngine(VmapEngine(problem.runner), problem.sequential, record)
+    one = recording(VmapEngine(problem.runner), problem.sequential, record)
     v = problem.models(3)
     before = v.clone()
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
@@ -665,7 +672,7 @@ def test_no_step_waits_for_the_device():
             x = problem.inputs.to(DEVICE)
             y = problem.targets.to(DEVICE)
             oracle.inspect(x[:2], y[:2])
-            one = GraphEngine(oracle.engine, oracle.engine, again)
+            one = recording(oracle.engine, oracle.engine, again)
             moved = v.to(DEVICE)
             there = StepBlock(x, y, block.picks.to(DEVICE), block.counts, v.dtype)
             there.lasting = True

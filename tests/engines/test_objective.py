@@ -13,6 +13,7 @@ from models.classifier import head_name
 from pfl.algorithms import FedAvg
 from pfl.engines import Batch, Oracle, default_loss
 from pfl.engines.objective import Objective
+from pfl.engines.vmap import VmapEngine
 from pfl.errors import ConfigError
 from pfl.parameters import ParameterSpace
 from tests.problems import run
@@ -150,16 +151,22 @@ def test_engines_chunks_and_threads_agree(tmp_path, build):
         torch.testing.assert_close(other, models[0], rtol=0, atol=1e-10)
 
 
+class OutputsAlone(VmapEngine):
+    """An engine that does not see features."""
+
+    name = "outputs alone"
+    serves_objectives = False
+
+
 def test_one_line_says_which_engine_takes_over(tmp_path, caplog):
-    """A chain takes the gradients of an objective only if its last layer is the head."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10), nn.Tanh())
-    method = Decayed(network, lr=0.05, local_steps=1)
+    engine = f"{__name__}.OutputsAlone"
+    method = Decayed(MLP(64, (8,)), lr=0.05, local_steps=1, engine=engine)
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         run(method, DigitsDataModule(3), 2, root=tmp_path, evaluate=())
     said = [r.message for r in caplog.records if r.message.startswith("engine: ")]
     assert len(said) == 1
     assert said[0].startswith("engine: vmap takes the gradients of the method's objective")
-    assert method.oracle.engine.name in said[0]
+    assert said[0].endswith("which sees features; outputs alone sees the outputs alone")
 
 
 def test_an_objective_must_return_one_value_for_each_sample(tmp_path):

@@ -9,11 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import TensorDataModule
-from models import MLP, LeNet5, SmallCNN
 from pfl.algorithms import FedAvg
 from pfl.engines.batch import Batch, default_loss
-from pfl.engines.chain_kernels import train
-from pfl.torchscript import is_scripted
 from tests.networks import (
     COUNTS,
     NETWORKS,
@@ -216,26 +213,18 @@ def gelu_after_convolution():
     return nn.Sequential(nn.Conv2d(2, 2, 8), nn.GELU(), nn.Flatten(), nn.Linear(2, 3))
 
 
-COMPILED = "compiled chain" if is_scripted(train) else "eager chain"
-
-
 @pytest.mark.parametrize(
-    ("build", "shape", "loss", "engine", "batched"),
+    ("build", "shape", "engine", "batched"),
     [
-        (lambda: MLP(12, (7,), 3), (12,), default_loss, COMPILED, True),
-        (lambda: MLP(12, (7,), 3), (12,), cross_entropy, "chain", True),
-        (lambda: LeNet5(num_classes=3, image_size=16), (1, 16, 16), default_loss, COMPILED, False),
-        (lambda: mlp(nn.GELU()), (12,), default_loss, "vmap", True),
-        (lambda: SmallCNN(2, 8, 3, width=2), (2, 8, 8), default_loss, COMPILED, False),
-        (gelu_after_convolution, (2, 8, 8), default_loss, "sequential", False),
+        (lambda: mlp(nn.GELU()), (12,), "vmap", True),
+        (gelu_after_convolution, (2, 8, 8), "sequential", False),
     ],
-    ids=["linear chain", "own loss", "convolutions", "no chain", "normalization", "maps, no chain"],
+    ids=["no chain", "maps, no chain"],
 )
-def test_auto_takes_the_fastest_engine_that_works(build, shape, loss, engine, batched):
-    """On a CPU: chains where there are some; no batches of convolutions. Without TorchScript the
-    compiled chain is the eager one."""
+def test_auto_takes_the_fastest_engine_that_works(build, shape, engine, batched):
+    """On a CPU: no batches of convolutions."""
     network, _, batch = problem(build, shape, labels(3))
-    chosen = make(network, batch.inputs[0], batch.targets[0], loss=loss, engine="auto").engine
+    chosen = make(network, batch.inputs[0], batch.targets[0], engine="auto").engine
     assert (chosen.name, chosen.batched) == (engine, batched)
 
 
@@ -284,17 +273,3 @@ def test_regression_has_no_accuracy(engine, outputs):
         one, right, _ = oracle.evaluate_one(w[c], batch.inputs[c, :count], targets[c, :count])
         torch.testing.assert_close(one, expected)
         assert right.isnan().all()
-
-
-def test_scores_of_a_chain_are_pytorchs_and_of_equal_outputs_the_first_counts():
-    targets, network = torch.arange(50) % 3, MLP(4, (5,), 3)
-    engine = make(network, torch.randn(50, 4), targets, engine="auto", num_classes=3).engine
-    assert engine.keeps_inputs  # it is a chain's
-    outputs = torch.randn(50, 3, dtype=torch.float64)
-    outputs[:10, 2] = outputs[:10, 1] = 5.0
-    outputs[0, 0] = torch.nan
-    losses, correct = engine.scores(outputs, targets)
-    expected = F.cross_entropy(outputs, targets, reduction="none")
-    torch.testing.assert_close(losses, expected, equal_nan=True)
-    assert correct[1:10].tolist() == [1.0, 0.0, 0.0] * 3  # class 1, not 2
-    assert torch.equal(correct, (outputs.argmax(1) == targets).double())

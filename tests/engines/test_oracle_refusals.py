@@ -17,7 +17,7 @@ from tests.refusal import refused
 
 
 def test_an_unknown_engine_is_refused():
-    with refused("engine", "'jax'", "auto, sequential, vmap, debug"):
+    with refused("engine", "'jax'", "auto, vmap, sequential, debug"):
         Oracle(mlp(), ParameterSpace(mlp()), default_loss, "jax")
 
 

@@ -141,8 +141,8 @@ def test_averaged_buffers_are_the_weighted_mean_and_are_paid_for(tmp_path):
     for p, q in zip(algorithm.network.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(p, q)
     # 12 x 8 + 8, 8 + 8 and 8 x 3 + 3 parameters, 8 + 8 + 1 buffer values of 8 bytes; 2 rounds.
-    assert algorithm.ledger.uplink.tolist() == [(104 + 16 + 27 + 17) * 8 * 2] * 3
-    assert algorithm.ledger.downlink.tolist() == algorithm.ledger.uplink.tolist()
+    assert algorithm.progress.ledger.uplink.tolist() == [(104 + 16 + 27 + 17) * 8 * 2] * 3
+    assert algorithm.progress.ledger.downlink.tolist() == algorithm.progress.ledger.uplink.tolist()
     # What is evaluated is the mean's model with the mean's statistics.
     assert algorithm.row["test/global/loss"] == pytest.approx(shared_loss(model))
 
@@ -168,8 +168,8 @@ def test_local_buffers_stay_with_their_client_and_cost_nothing(tmp_path):
     torch.testing.assert_close(rows, torch.stack([buffers_of(t) for t in trained]))
     assert not torch.allclose(rows[0], rows[1])
     torch.testing.assert_close(buffers_of(algorithm.network), start)
-    assert algorithm.ledger.uplink.tolist() == [(104 + 16 + 27) * 8 * 2] * 3
-    assert algorithm.ledger.downlink.tolist() == algorithm.ledger.uplink.tolist()
+    assert algorithm.progress.ledger.uplink.tolist() == [(104 + 16 + 27) * 8 * 2] * 3
+    assert algorithm.progress.ledger.downlink.tolist() == algorithm.progress.ledger.uplink.tolist()
     # Every client evaluates the global model with statistics of its own.
     expected = []
     for alone in trained:

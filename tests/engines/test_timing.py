@@ -4,6 +4,7 @@ It is made on GPUs alone. Here CPUs get the stand-in of `tests.recorder`.
 """
 
 import copy
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,9 +22,11 @@ from pfl.engines.base import Engine
 from pfl.engines.batch import StepBlock, default_loss
 from pfl.engines.graph import GraphEngine, recording_of
 from pfl.engines.local_step import Step
+from pfl.engines.matrix_convolution import with_matrix_products
 from pfl.engines.oracle import Oracle
 from pfl.engines.sequential import SequentialEngine
 from pfl.engines.timing import Timing, candidates, engine_named, fastest_engine
+from pfl.engines.unrolled import UNROLLED
 from pfl.parameters import ParameterSpace
 from pfl.randomness import Seeded
 from tests.problems import quiet
@@ -282,11 +285,15 @@ def convolutions(*layers):
     return nn.Sequential(nn.Conv2d(1, 2, 3), *layers, nn.Flatten(), nn.Linear(8, 3))
 
 
+NAMES = ["graph of vmap", "graph of unrolled", "vmap"]
+if "pfl.engines.chains" in sys.modules:  # a folder that can be deleted
+    NAMES = ["graph of compiled chain", "graph of vmap", "graph of unrolled", "compiled chain"]
+
 NETWORKS = {  # a network, the shape of a sample, and what may run it
     "chain": (
         lambda: nn.Sequential(nn.Linear(4, 3)),
         (4,),
-        ["graph of compiled chain", "graph of vmap", "graph of unrolled", "compiled chain"],
+        NAMES,
     ),
     "no chain": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.Softplus()),
@@ -330,7 +337,7 @@ def test_candidates_are_right_and_are_found_by_name(recorder, name):
     engine = oracle.engine
     found = [one.name for one in candidates(engine, 3)]
     assert [one.removeprefix("CUDA ") for one in found] == names
-    many = [one.name for one in candidates(engine, timing.UNROLLED + 1)]
+    many = [one.name for one in candidates(engine, UNROLLED + 1)]
     assert many == [one for one in found if "unrolled" not in one]
     w = oracle.space.vector.detach()
     with torch.no_grad():
@@ -353,7 +360,7 @@ def test_matrix_products_are_of_a_network_in_training(recorder):
     network = convolutions(nn.Dropout(0.5)).double()
     network[1].eval()
     oracle, _ = looked_at(network, (1, 4, 4))
-    assert all(m.training for m in timing.with_matrix_products(oracle.runner).network.modules())
+    assert all(m.training for m in with_matrix_products(oracle.runner).network.modules())
 
 
 # ---- the oracle ---------------------------------------------------------------------------------
@@ -416,7 +423,7 @@ def test_a_choice_is_said_in_one_line(recorder, caplog):
 
 def test_the_engine_of_an_interrupted_run_is_not_timed(recorder, clock):
     oracle, block = looked_at(nn.Linear(4, 3).double(), (4,))
-    for name in ("CUDA graph of unrolled", "sequential", "compiled chain", "CUDA graph of vmap"):
+    for name in ("CUDA graph of unrolled", "sequential", NAMES[-1], "CUDA graph of vmap"):
         oracle.choose_fastest(block, name)
         assert oracle.chosen == oracle.engine.name == name and oracle.timing is None
     assert recorder.count == 0
@@ -440,9 +447,6 @@ def federated(engine="auto"):
     return FedAvg(network, lr=0.05, batch_size=20, engine=engine)
 
 
-NAMES = ["graph of compiled chain", "graph of vmap", "graph of unrolled", "compiled chain"]
-
-
 def test_a_run_keeps_its_engine_when_it_is_resumed(tmp_path, recorder):
     """Two rounds, and two rounds more with each engine that the first two might have had."""
     data = DigitsDataModule(None, Sizes([90, 70, 50, 41, 30]))
@@ -454,7 +458,7 @@ def test_a_run_keeps_its_engine_when_it_is_resumed(tmp_path, recorder):
     path = tmp_path / "first" / "run" / "checkpoints" / "saved.ckpt"
     trainer.save_checkpoint(path)
     saved = torch.load(path, weights_only=True)
-    names = {f"CUDA {name}" for name in NAMES[:3]} | {NAMES[3], "sequential"}
+    names = {f"CUDA {name}" for name in NAMES[:-1]} | {NAMES[-1], "sequential"}
     assert saved["federated"]["engine"] == first.oracle.chosen == first.oracle.engine.name
     assert first.oracle.chosen in names and first.oracle.timing is not None
     for name in sorted(names):

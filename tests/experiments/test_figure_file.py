@@ -7,8 +7,8 @@ import yaml
 
 from pfl.experiments import Reproduction
 from pfl.experiments.grid import parse_changes
-from pfl.report.crosstab import read_table
 from pfl.report.curves import read_panel
+from pfl.report.table import read_table
 from tests.commands import call
 from tests.refusal import refused
 

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from pfl.cli import main
-from pfl.report.crosstab import read_table
+from pfl.report.table import read_table
 from tests.refusal import refused
 
 RUNS = ["A", "B"]

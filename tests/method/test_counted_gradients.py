@@ -72,8 +72,8 @@ def counted(tmp_path, threads):
         network = network or nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
         method = kind(network, local_epochs=EPOCHS, batch_size=2)
         run(method, data, ROUNDS, root=tmp_path, precision="32-true", **loop)
-        assert method.row["train/samples"] == method.samples_seen
-        return method.samples_seen, method.row
+        assert method.row["train/samples"] == method.progress.samples
+        return method.progress.samples, method.row
 
     return counted
 

@@ -95,4 +95,4 @@ def test_the_bytes_of_a_column_do_not_depend_on_the_grouping(tmp_path, at_once):
     sizes = {"clients_per_round": 20, "clients_at_once": at_once}
     data = DigitsDataModule(20, seed=0)
     run(method, data, 1, root=tmp_path, precision="32-true", **sizes)
-    assert method.bytes_up == 20 * 4 * 611
+    assert method.progress.bytes_up == 20 * 4 * 611

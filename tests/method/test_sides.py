@@ -70,6 +70,7 @@ STRICT = {
     "store": lambda method, clients: method.store.read("own", clients.ids),
     "trainer": lambda method, clients: method.trainer.max_epochs,
     "row": lambda method, clients: method.row,
+    "progress": lambda method, clients: method.progress.bytes_up,
 }
 
 

@@ -18,6 +18,7 @@ from pfl.report.comparison_figures import (
     rank_diagram,
     scatter,
 )
+from pfl.report.plots import Spread, Words
 from pfl.report.table import Column, Estimate, Table, csv, escape, latex, markdown, text
 from pfl.scores.names import models_of
 from pfl.scores.runs import Run, column_names
@@ -239,7 +240,7 @@ def test_virtual_time_has_a_column_and_an_axis_where_it_was_counted():
     for other in (one, run("A", 0, [0.5, 0.8])):
         comparison = ComparedRuns([other], "A")
         heads.append("virtual seconds" in tables.score_table(comparison).heads)
-        axes.append(len(curves(comparison).axes))
+        axes.append(len(curves(comparison).plots))
     assert heads == [True, False] and axes == [4, 3]
     assert cell(tables.score_table(ComparedRuns([one], "A")), "A", "virtual seconds") == "3.0"
 
@@ -401,14 +402,15 @@ def test_figures_show_what_there_is():
         for seed in seeds
     ]
     comparison = ComparedRuns(runs, "A", title="Title")
-    axes = curves(comparison).axes
-    assert [line.get_label() for line in axes[0].lines] == list(names)
-    np.testing.assert_allclose(axes[1].lines[2].get_xdata(), [300e-6, 600e-6])  # MB
-    np.testing.assert_allclose(axes[2].lines[2].get_ydata(), [0.5, 0.8])
-    violins = gains(comparison).axes[0]
-    assert [label.get_text() for label in violins.get_xticklabels()] == ["B", "C"]
-    texts = [text.get_text() for text in rank_diagram([comparison]).axes[0].texts]
-    assert {"C (1.00)", "B (2.00)", "A (3.00)"} <= set(texts)
+    plots = curves(comparison).plots
+    assert [curve.label for curve in plots[0].marks] == list(names)
+    np.testing.assert_allclose(plots[1].marks[2].x, [300e-6, 600e-6])  # MB
+    np.testing.assert_allclose(plots[2].marks[2].y, [0.5, 0.8])
+    violins = gains(comparison).plots[0].marks
+    assert [mark.label for mark in violins if isinstance(mark, Spread)] == ["B", "C"]
+    marks = rank_diagram([comparison]).plots[0].marks
+    words = {mark.text for mark in marks if isinstance(mark, Words)}
+    assert {"C (1.00)", "B (2.00)", "A (3.00)"} <= words
     assert scatter(comparison) is None  # no method has both models
     assert rank_diagram([ComparedRuns(runs[:4], "A")]) is None  # two methods only
 
@@ -438,8 +440,8 @@ def test_communication_takes_the_mean_clients_bytes():
     one.rows[2] |= {"comm/uplink_bytes": 200.0, "comm/downlink_bytes": 400.0}
     assert communication_seconds(one.rows, 400) == [(1, 2), (2, 5), (3, 5)]
     comparison = ComparedRuns([one], "A", ("rounds", 2))
-    (line,) = communication(comparison, 400).axes[0].lines
-    assert line.get_xydata().tolist() == [[1, 2], [2, 5]]
+    (curve,) = communication(comparison, 400).plots[0].marks
+    assert (curve.x.tolist(), curve.y.tolist()) == ([1, 2], [2, 5])
     assert communication(ComparedRuns([run("A", 0, [0.5])], "A"), 400) is None
 
 
@@ -503,8 +505,8 @@ def test_fine_tuning_costs_gradients():
     assert cell(cells, "A", "gradients") == "10" and cell(cells, "B", "gradients") == "40"
     notes = " ".join(comparison.notes())
     assert "Unequal gradients in the whole run: from 10 (A) to 40 (B)." in notes
-    lines = {line.get_label(): line for line in curves(comparison).axes[2].lines}
-    assert [lines[label].get_xdata().tolist() for label in "AB"] == [[10], [40]]
+    lines = {curve.label: curve for curve in curves(comparison).plots[2].marks}
+    assert [lines[label].x.tolist() for label in "AB"] == [[10], [40]]
     one_step = tables.score_table(ComparedRuns(runs[1:], "B", metric="finetuned/1/accuracy"))
     assert cell(one_step, "B", "gradients") == "16"
     without = tables.score_table(ComparedRuns(runs, "A", metric="global/accuracy"))

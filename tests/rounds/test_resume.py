@@ -6,6 +6,8 @@ files, interruptions and refusals.
 
 import csv
 import json
+import os
+import platform
 import sys
 from functools import partial
 from pathlib import Path
@@ -316,7 +318,8 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
 def test_pytorch_reports_a_full_disk_in_the_words_that_we_look_for(tmp_path):
-    (tmp_path / "last.ckpt.part").symlink_to("/dev/full")
+    part = f"last.ckpt.{platform.node()}.{os.getpid()}.part"
+    (tmp_path / part).symlink_to("/dev/full")
     with refused(str(tmp_path), "cannot be saved", "disk is full"):
         StreamedCheckpointIO().save_checkpoint({"w": torch.ones(2**20)}, tmp_path / "last.ckpt")
     assert list(tmp_path.iterdir()) == []

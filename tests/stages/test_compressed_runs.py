@@ -77,20 +77,22 @@ def test_a_compressor_that_leaves_nothing_out_changes_no_bit(train, stage, kind)
 @EVERY_STAGE
 def test_bytes_are_those_of_the_payload(train, name):
     method = train([STAGES[name]()], trace=[[0, 1], [1, 2], [1]])
-    assert method.ledger.uplink.tolist() == [NBYTES[name] * rounds for rounds in (1, 3, 1, 0)]
+    assert method.progress.ledger.uplink.tolist() == [
+        NBYTES[name] * rounds for rounds in (1, 3, 1, 0)
+    ]
     assert method.row["comm/uplink_bytes"] == 5 * NBYTES[name]
 
 
 def test_running_statistics_are_sent_as_they_are(train):
     """With P = 30 values, of which 9 travel with 5 bits each; means, variances, a count."""
     method = train([TopK(0.3)], trace=[[1]], rounds=1, network=normalized_network())
-    assert method.ledger.uplink.tolist() == [0, 9 * 8 + 6 + 5 * 8, 0, 0]
+    assert method.progress.ledger.uplink.tolist() == [0, 9 * 8 + 6 + 5 * 8, 0, 0]
 
 
 def test_personal_parts_are_not_sent(train):
     """The body has 16 values: 5 of them, with 4 bits each."""
     method = train([TopK(0.3)], trace=[[1]], rounds=1, kind=FedPer)
-    assert method.ledger.uplink.tolist() == [0, 5 * 8 + 3, 0, 0]
+    assert method.progress.ledger.uplink.tolist() == [0, 5 * 8 + 3, 0, 0]
 
 
 # ---- what does not matter -----------------------------------------------------------------------

@@ -39,7 +39,7 @@ class FedAsync(Buffered):
         a = 10 and b = 4 of "hinge", ρ = 0.005.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedAsync(MLP(64, (8,)), staleness="hinge", slope=1.0, delay=2)
         >>> method.trust(torch.tensor([0.0, 2.0, 3.0]))  # s(τ)
         tensor([1.0000, 1.0000, 0.5000])

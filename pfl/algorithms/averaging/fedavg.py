@@ -18,7 +18,7 @@ class FedAvg(FederatedAlgorithm):
     Cost: P values down, P up. No client state.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> FedAvg(MLP(64, (8,)), lr=0.05, local_epochs=2).space.size
         610
     """

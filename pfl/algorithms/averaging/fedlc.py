@@ -49,7 +49,7 @@ class FedLC(FederatedAlgorithm):
         does with classes that a client lacks, was not checked.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> FedLC(MLP(64, (8,)), calibration=0.5).client_state_names
         []
     """

@@ -38,7 +38,7 @@ class FedNova(FederatedAlgorithm):
         longer.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedNova(MLP(64, (8,)), lr=0.05, local_epochs=2)
         >>> method.coefficients(torch.tensor([1.0, 3.0]), 0.05)  # |a_i|_1 of one and three steps
         tensor([1., 3.])

@@ -48,7 +48,7 @@ class FedNTD(FederatedAlgorithm):
         τ = 1.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> FedNTD(MLP(64, (8,)), distillation=1.0).client_state_names
         []
     """

@@ -85,7 +85,7 @@ class FedAdagrad(AdaptiveServer):
         tau: τ, the degree of adaptivity.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedAdagrad(MLP(64, (8,)), server_lr=0.1, tau=0.5)
         >>> float(method.v[0])  # τ^2
         0.25
@@ -115,7 +115,7 @@ class FedAdam(AdaptiveServer):
     lines, arguments, states and the cost.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedAdam(MLP(64, (8,)), server_lr=0.01, betas=(0.9, 0.99), tau=1e-3)
         >>> method.download().nbytes // 4  # P
         610
@@ -131,7 +131,7 @@ class FedYogi(AdaptiveServer):
     See `AdaptiveServer` for all lines, arguments, states and the cost.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedYogi(MLP(64, (8,)), server_lr=0.01)
         >>> method.betas
         (0.9, 0.99)

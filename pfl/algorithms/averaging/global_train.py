@@ -27,7 +27,7 @@ class GlobalTrain(FederatedAlgorithm):
         statistics are those of this training. The optimizer starts anew in every round.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = GlobalTrain(MLP(64, (8,)), lr=0.05, local_epochs=2)
         >>> method.download().nbytes
         0

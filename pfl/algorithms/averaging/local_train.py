@@ -14,7 +14,7 @@ class LocalTrain(FederatedAlgorithm):
     and buffers stay local. Client state: w_i.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = LocalTrain(MLP(64, (8,)))
         >>> method.has_global, method.has_personalized
         (False, True)

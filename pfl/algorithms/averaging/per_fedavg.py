@@ -35,7 +35,8 @@ class PerFedAvg(FederatedAlgorithm):
         alpha: α, the rate of the adaptation, which does not decay; β is `lr`.
         variant: "FO" (first order) or "HF" (Hessian-free).
         delta: δ of HF's difference.
-        adaptation_steps: Gradient steps with rate α before an evaluation; the paper takes 1.
+        adaptation_steps: Gradient steps with rate α before an evaluation. The paper takes 1; Finn
+            et al. (2017), on whom it builds, also score after more steps than they train with.
 
     Note:
         The paper draws D1, D2 and D3 independently. Here they come from three independent orders
@@ -45,7 +46,7 @@ class PerFedAvg(FederatedAlgorithm):
         local steps are those of FedAvg, so that an epoch costs 2 or 4 times as many gradients.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = PerFedAvg(MLP(64, (8,)), alpha=0.01, lr=0.001, variant="HF")
         >>> method.client_state_names
         []

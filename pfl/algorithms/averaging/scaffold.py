@@ -39,7 +39,7 @@ class SCAFFOLD(FederatedAlgorithm):
         with y_i = x. In the first round c = 0 is counted as sent, too.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = SCAFFOLD(MLP(64, (8,)), lr=0.05, local_epochs=2)
         >>> {name: message.nbytes for name, message in method.download().items()}
         {'w': 2440, 'c': 2440}

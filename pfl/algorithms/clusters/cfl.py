@@ -32,7 +32,8 @@ class CFL(FederatedAlgorithm):
         mean_norm: ε_1. 0.4 in the authors' code. The right values depend on the learning rate, on
             the number of local steps and on the network.
         largest_norm: ε_2. 1.6 in the authors' code.
-        most_clusters: No cluster is split when there are so many.
+        most_clusters: No cluster is split when there are so many. The server holds this many
+            models, so that who expects more groups of clients raises it, and pays memory.
         weighting: The clients' weights in the means. "uniform": as in the authors' code.
 
     Attributes:
@@ -54,7 +55,7 @@ class CFL(FederatedAlgorithm):
         round of the split, was not checked.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = CFL(MLP(64, (8,)), most_clusters=4)
         >>> method.models.shape  # 4 models of 610 values
         torch.Size([4, 610])

@@ -29,7 +29,8 @@ class IFCA(FederatedAlgorithm):
         clusters: k.
         perturbation: How the k models begin. The first one is the network's own. The others are,
             null: the network's values, each parameter's in a random order, which is a new random
-            initialisation; a number σ: the network's values + σ N(0, 1).
+            initialisation; a number σ: the network's values + σ N(0, 1), which networks
+            need whose values are all alike, such as a logistic regression that begins at 0.
         weighting: The clients' weights in the mean of their cluster. "uniform": as in the paper.
 
     Attributes:
@@ -47,7 +48,7 @@ class IFCA(FederatedAlgorithm):
         layers that the two share there (Section 6.3) are not shared here.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = IFCA(MLP(64, (8,)), clusters=3)
         >>> method.models.shape  # 3 models of 610 values
         torch.Size([3, 610])

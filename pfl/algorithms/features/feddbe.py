@@ -58,7 +58,7 @@ class FedDBE(FederatedAlgorithm):
         in evaluation mode. There the penalty has the factor 1/2, as here.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedDBE(MLP(64, (8,)), penalty=50.0)
         >>> {name: message.nbytes // 4 for name, message in method.download().items()}
         {'w': 610, 'mean': 0}

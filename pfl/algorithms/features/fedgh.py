@@ -44,7 +44,8 @@ class FedGH(FederatedAlgorithm):
 
     Args:
         server_lr: η_s, without decay. The server's SGD has no momentum and no weight decay.
-        server_epochs: Passes of the server over the pairs of a round.
+        server_epochs: Passes of the server over the pairs of a round, for runs that repeat those
+            of PFLlib and HtFLlib, where it is an option of this name.
         server_batch_size: Pairs in a step of the server, in random order; null: all of them. The
             paper takes one pair at a time; more save time where there are many pairs.
 
@@ -60,7 +61,7 @@ class FedGH(FederatedAlgorithm):
         whose local steps then move it.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedGH(MLP(64, (8,)), server_lr=0.1)
         >>> method.download().nbytes // 4  # the head, 8 * 10 + 10
         90

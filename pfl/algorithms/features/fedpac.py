@@ -68,7 +68,7 @@ class FedPAC(PartlyPersonal):
         class; regression and several labels are refused.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedPAC(MLP(64, (8,)), penalty=1.0, head_epochs=1, head_lr=0.1)
         >>> {name: message.nbytes // 4 for name, message in method.download().items()}
         {'w': 520, 'centroids': 0}

@@ -55,7 +55,7 @@ class FedProto(FederatedAlgorithm):
         prototype. A sample has one class; regression and several labels are refused.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedProto(MLP(64, (8,)), penalty=1.0)
         >>> method.download()["prototypes"].nbytes  # none are known
         0

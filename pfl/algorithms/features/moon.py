@@ -39,7 +39,7 @@ class MOON(FederatedAlgorithm):
         has one.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = MOON(MLP(64, (8,)), contrast=5.0, temperature=0.5)
         >>> method.client_state_names
         ['previous']

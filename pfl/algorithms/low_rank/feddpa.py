@@ -49,7 +49,7 @@ class FedDPA(PartlyPersonal):
         the factor 1 in place of a.
 
     Example:
-        >>> from models import MLP, LoRA
+        >>> from pfl.models import MLP, LoRA
         >>> method = FedDPA(MLP(64, (8,)), trainable=LoRA(rank=2, pair=0.5))
         >>> method.download().nbytes // 4  # A and B, 2 * (64 + 8), and the head's 8 * 10 + 10
         234

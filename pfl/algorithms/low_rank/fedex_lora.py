@@ -33,7 +33,7 @@ class FedExLoRA(MovedWeights):
         `weighting`.
 
     Example:
-        >>> from models import MLP, LoRA
+        >>> from pfl.models import MLP, LoRA
         >>> method = FedExLoRA(MLP(64, (8,)), trainable=LoRA(rank=2))
         >>> method.download().nbytes // 4  # 2 * (64 + 8), the head's 8 * 10 + 10, and no D yet
         234

@@ -29,7 +29,7 @@ class FedSALoRA(PartlyPersonal):
         at 0, and all heads at the network's.
 
     Example:
-        >>> from models import MLP, LoRA
+        >>> from pfl.models import MLP, LoRA
         >>> method = FedSALoRA(MLP(64, (8,)), trainable=LoRA(rank=2))
         >>> method.download().nbytes // 4  # A, 2 * 64
         128

@@ -37,7 +37,7 @@ class FlexLoRA(FactorMethod):
         0 there, too. Before the first round all clients have the first rows of the network's A.
 
     Example:
-        >>> from models import MLP, LoRA
+        >>> from pfl.models import MLP, LoRA
         >>> method = FlexLoRA(MLP(64, (8,)), trainable=LoRA(rank=4), ranks=[2, 4])
         >>> message = method.download_for(np.array([0, 1]))
         >>> (message.nbytes // 4).tolist()  # r_i (64 + 8), and the head's 90

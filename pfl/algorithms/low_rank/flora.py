@@ -40,7 +40,7 @@ class FLoRA(MovedWeights):
         shape[0] == r, which is wrong for a layer with r inputs or outputs.
 
     Example:
-        >>> from models import MLP, LoRA
+        >>> from pfl.models import MLP, LoRA
         >>> method = FLoRA(MLP(64, (8,)), trainable=LoRA(rank=4), ranks=[2, 4])
         >>> method.download().nbytes // 4  # the head's 8 * 10 + 10, and no D yet
         90

@@ -32,7 +32,7 @@ class RoLoRA(FactorMethod):
         round.
 
     Example:
-        >>> from models import MLP, LoRA
+        >>> from pfl.models import MLP, LoRA
         >>> method = RoLoRA(MLP(64, (8,)), trainable=LoRA(rank=2))
         >>> int(method.moving(0).sum()), int(method.moving(1).sum())  # B or A, and the head's 90
         (106, 218)

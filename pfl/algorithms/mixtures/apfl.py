@@ -43,7 +43,7 @@ class APFL(FederatedAlgorithm):
         delta` mixes the updates.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = APFL(MLP(64, (8,)), alpha=0.5, adaptive=True)
         >>> method.client_state_names
         ['v', 'alpha']

@@ -29,7 +29,7 @@ class FedALA(FederatedAlgorithm):
     Let u be the last layers of w, with the client's own u_i and a weight W_i in [0, 1] for each
     value, and ŵ_i = w with u replaced by u_i + W_i (u - u_i), all products value by value.
     W_i <- clip(W_i - η_W g_u(ŵ_i) (u - u_i), 0, 1) for each mini-batch of a share s of the client's
-    samples: one pass; the first time pass after pass until the loss has settled;
+    samples: one pass; the first time pass after pass until the loss has settled, at most 100;
     w_i <- w_i - η g_i(w_i), local steps from ŵ_i; the client keeps the last layers of w_i as u_i;
     w <- sum_S n_i w_i / sum_S n_i.
     At the start u_i is that of the initial model and W_i = 1. Where u = u_i, as in a first round,
@@ -47,7 +47,6 @@ class FedALA(FederatedAlgorithm):
         threshold: The loss has settled when the standard deviation of the mean losses of the last
             `window` passes is below this number.
         window: A number of passes; one more is the least that is taken the first time.
-        most_passes: The most that are taken the first time.
 
     Note:
         The print was not at hand: the method is written from the authors' public code and its
@@ -60,7 +59,7 @@ class FedALA(FederatedAlgorithm):
         `weight_decay` does not enter the gradient of W_i.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedALA(MLP(64, (8,)), adaptive="head", share=0.8)
         >>> method.client_state_names
         ['own', 'weights', 'learned']
@@ -69,6 +68,7 @@ class FedALA(FederatedAlgorithm):
     losses = ("train", "weights")
     has_personalized = True
     personalization_penalty = None
+    most_passes = 100  # of the first time
     personal_part: Tensor
 
     def __init__(
@@ -80,7 +80,6 @@ class FedALA(FederatedAlgorithm):
         weight_lr: float = 1.0,
         threshold: float = 0.1,
         window: int = 10,
-        most_passes: int = 100,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
@@ -89,12 +88,10 @@ class FedALA(FederatedAlgorithm):
         require("weight_lr", weight_lr, weight_lr > 0, "positive")
         require("threshold", threshold, threshold > 0, "positive")
         require("window", window, window >= 2, "at least 2")
-        require("most_passes", most_passes, most_passes >= 1, "at least 1")
         self.share = share
         self.weight_lr = weight_lr
         self.threshold = threshold
         self.window = window
-        self.most_passes = most_passes
         self.add_constant("personal_part", part)
         self.add_client_state("own", self._first_layers)
         self.add_client_state("weights", self._first_weights)

@@ -41,7 +41,7 @@ class FedAMP(ModelMixtures):
         client alone.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedAMP(MLP(64, (8,)), alpha=1e4, sigma=1e6, penalty=1.0)
         >>> method.client_state_names
         ['w']
@@ -134,7 +134,7 @@ class HeurFedAMP(FedAMP):
         with every model. The defaults are those of a public implementation (flgo).
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = HeurFedAMP(MLP(64, (8,)), own_weight=0.5)
         >>> xi = method.weights(torch.eye(3, 610), alpha=1.0)
         >>> xi[0].tolist()  # all others are equally far away

@@ -68,7 +68,7 @@ class Floco(FederatedAlgorithm):
         which trains a second model held to this one, is Ditto's step and is left out.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = Floco(MLP(64, (8,)), endpoints=3)  # 3 heads of 90 values
         >>> method.endpoints.shape
         torch.Size([3, 90])

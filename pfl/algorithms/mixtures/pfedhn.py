@@ -91,7 +91,7 @@ class pFedHN(FederatedAlgorithm):
         clients, and the training of a newcomer's vector alone are left out.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = pFedHN(MLP(64, (8,)), width=20)
         >>> method.has_global, method.has_personalized
         (False, True)

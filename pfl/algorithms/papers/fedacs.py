@@ -50,7 +50,7 @@ class FedACS(ModelMixtures):
         in that round, and the server keeps it.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedACS(MLP(64, (8,)), quantile=0.7, candidates="all")
         >>> method.client_state_names
         ['w']

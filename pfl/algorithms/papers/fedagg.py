@@ -71,7 +71,7 @@ class FedAgg(FederatedAlgorithm):
         cancellation.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedAgg(MLP(64, (8,)), lr=0.05, local_epochs=3)
         >>> method.gradients.shape  # φ1: L vectors of P values
         torch.Size([3, 610])

@@ -50,10 +50,11 @@ class FedCLUP(FederatedAlgorithm):
             models; "corollary2" (λ + L) / (2 λ L); "inverse_smoothness" (λ + L) / (λ L), the rule
             of the paper's synthetic experiments, which is just outside its Theorem 2.
         local_step: η: "lr", the value of `lr`, or "corollary2", 1 / (λ + L).
-        smoothness, strong_convexity: L and μ of the clients' objectives; null: the data module's.
+        smoothness, strong_convexity: L and μ of the clients' objectives; null: the data module's,
+            which only data of a theory problem have.
         heterogeneity: R, the radius of the clients' true models; null: the data module's.
         noise: ρ of Corollary 1, which the paper finds by a grid search.
-        growth: The factor of the plateau rule.
+        growth: The factor of the plateau rule, for which the paper has no number.
         patience: The number of rounds between two looks of the plateau rule.
         tolerance: The share by which the loss must fall between two looks.
         max_penalty: The largest λ of the plateau rule; null: no limit.
@@ -66,7 +67,7 @@ class FedCLUP(FederatedAlgorithm):
         over the participants, as here, weighted by samples (`weighting: samples`).
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedCLUP(MLP(64, (8,)), penalty=0.5)
         >>> method.personalization_penalty
         0.5

@@ -63,7 +63,7 @@ class FedPD(FederatedAlgorithm):
         is less stable. λ_i starts at 0 and x_i at x_0; the paper does not say where they start.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedPD(MLP(64, (8,)), proximal_step=0.5, communication_period=2)
         >>> [method.communicates(round_index) for round_index in range(4)]
         [False, True, False, True]

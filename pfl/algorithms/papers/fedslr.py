@@ -54,7 +54,7 @@ class FedSLR(FederatedAlgorithm):
             The iterates are the same.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedSLR(MLP(64, (8,)), proximal_step=1.0, low_rank_penalty=0.01)
         >>> method.client_state_names
         ['gamma', 'p']

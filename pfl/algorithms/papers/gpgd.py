@@ -28,7 +28,7 @@ class GPGD(FederatedAlgorithm):
         low_rank_penalty: λ.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> GPGD(MLP(64, (8,)), low_rank_penalty=0.01).ranks  # of the layers 8 x 64 and 10 x 8
         tensor([8, 8])
     """

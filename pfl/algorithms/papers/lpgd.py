@@ -27,7 +27,7 @@ class LPGD(FederatedAlgorithm):
         low_rank_penalty: λ.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> LPGD(MLP(64, (8,)), low_rank_penalty=0.01).low_rank_penalty
         0.01
     """

@@ -64,7 +64,7 @@ class FedAS(PartlyPersonal):
         one class; regression and several labels are refused.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedAS(MLP(64, (8,)))
         >>> method.download().nbytes // 4  # the body: 64 * 8 + 8
         520

@@ -39,7 +39,8 @@ class FedBABU(FederatedAlgorithm):
         head: The part that does not move; see `PartlyPersonal` for its values.
         finetune_epochs: Epochs of fine-tuning before each evaluation, with the local rate of the
             coming round, the same batch size and the same optimizer as in training.
-        finetune_part: What fine-tuning moves: the "body", the "head" or all ("full").
+        finetune_part: What fine-tuning moves: the "body", the "head" or all ("full"), which the
+            paper compares.
 
     Note:
         The paper fine-tunes once, after the last round. Here every evaluation fine-tunes, and
@@ -47,7 +48,7 @@ class FedBABU(FederatedAlgorithm):
         (`trainer.check_val_every_n_epoch`).
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedBABU(MLP(64, (8,)), finetune_epochs=5)
         >>> method.download().nbytes // 4  # the body, 64 * 8 + 8
         520

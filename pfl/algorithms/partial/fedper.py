@@ -26,7 +26,7 @@ class FedPer(PartlyPersonal):
         while there all clients take part.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedPer(MLP(64, (8,)))
         >>> method.client_state_names
         ['head']

@@ -33,7 +33,7 @@ class FedRep(PartlyPersonal):
         in both, since both run the whole network; `buffers` says what becomes of them.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedRep(MLP(64, (8,)), personal="head", head_epochs=5)
         >>> method.client_state_names
         ['head']

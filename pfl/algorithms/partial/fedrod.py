@@ -56,7 +56,7 @@ class FedRoD(FederatedAlgorithm):
         personal step uses outputs of h_i and θ_i from before their step, as here.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedRoD(MLP(64, (8,)))
         >>> method.client_state_names
         ['head']

@@ -57,7 +57,7 @@ class FedSpa(FederatedAlgorithm):
         keeps its mask.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedSpa(MLP(64, (8,)), density=0.5)
         >>> method.download().nbytes // 4  # of 610
         305

@@ -34,7 +34,7 @@ class LGFedAvg(PartlyPersonal):
         samples in any round; here it is scored with its newest one.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = LGFedAvg(MLP(64, (8,)))
         >>> method.download().nbytes // 4  # the head, 8 * 10 + 10
         90

@@ -33,7 +33,7 @@ class Ditto(FederatedAlgorithm):
         not that of the models B A; `trainable: delta` holds the updates together.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = Ditto(MLP(64, (8,)), penalty=0.1, personal_epochs=1)
         >>> method.client_state_names
         ['v']

@@ -37,7 +37,7 @@ class FedDyn(FederatedAlgorithm):
         square; both change where the method ends.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = FedDyn(MLP(64, (8,)), alpha=0.1, local_epochs=2)
         >>> method.client_state_names
         ['g']

@@ -25,7 +25,7 @@ class FedProx(FederatedAlgorithm):
         `trainable: delta` holds the updates together.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> FedProx(MLP(64, (8,)), proximal_weight=0.1).proximal_weight
         0.1
     """

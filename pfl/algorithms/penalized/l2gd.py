@@ -51,7 +51,7 @@ class L2GD(FederatedAlgorithm):
         f_i(x_i) + λ/2 |x_i - w|^2, as `FedCLUP` does.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = L2GD(MLP(64, (8,)), lr=0.1, penalty=0.5, averaging_probability=0.2)
         >>> round(method.averaging_step(0), 6)  # θ = 0.1 * 0.5 * 0.8 / 0.2
         0.2

@@ -30,7 +30,7 @@ class MRMTL(FederatedAlgorithm):
         `server_step: inverse_penalty` is the same method.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = MRMTL(MLP(64, (8,)), penalty=0.3)
         >>> method.client_state_names
         ['w']

@@ -41,7 +41,7 @@ class pFedMe(FederatedAlgorithm):
         factors, which is not that of the models B A; `trainable: delta` takes the updates.
 
     Example:
-        >>> from models import MLP
+        >>> from pfl.models import MLP
         >>> method = pFedMe(MLP(64, (8,)), penalty=15.0, lr=0.005, personal_lr=0.09)
         >>> method.client_state_names
         ['theta']

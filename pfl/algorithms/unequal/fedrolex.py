@@ -24,7 +24,7 @@ class FedRolex(NestedNetworks):
         Scaler and no static batch normalization.
 
     Example:
-        >>> from models import MLP, Family
+        >>> from pfl.models import MLP, Family
         >>> method = FedRolex(Family({"large": MLP(64, (8,)), "small": MLP(64, (2,))}))
         >>> method.first_unit(3)
         3

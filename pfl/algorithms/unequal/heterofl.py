@@ -33,7 +33,7 @@ class HeteroFL(NestedNetworks):
         dynamic setting a client draws a width in every round.
 
     Example:
-        >>> from models import MLP, Family
+        >>> from pfl.models import MLP, Family
         >>> method = HeteroFL(Family({"large": MLP(64, (8,)), "small": MLP(64, (2,))}))
         >>> method.global_model.shape  # the server's, 64 * 8 + 8 + 8 * 10 + 10
         torch.Size([610])

@@ -3,7 +3,7 @@
 Automatic differentiation and the interpreter cost more than the arithmetic of small layers. Here
 several local steps are one compiled call that releases the interpreter's lock, so threads train
 different clients at the same time, and each step of gradient descent goes right into the model.
-`pfl.engines.chain` defines which networks are chains, and what the arguments mean.
+`pfl.engines.chains.chain` defines which networks are chains, and what the arguments mean.
 """
 
 # No annotations from __future__: TorchScript reads the annotations of named tuples as they are.
@@ -12,9 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfl.engines.dropout import dropout_factors
-from pfl.engines.local_step import Step, follow
-from pfl.engines.pooled_convolution import (
+from pfl.engines.chains.pooled_convolution import (
     greatest,
     greatest_backward,
     height_of_squares,
@@ -23,6 +21,8 @@ from pfl.engines.pooled_convolution import (
     squares,
     squares_backward,
 )
+from pfl.engines.dropout import dropout_factors
+from pfl.engines.local_step import Step, follow
 from pfl.torchscript import scripted
 
 
@@ -30,7 +30,7 @@ class Layers(NamedTuple):
     """The layers of a chain.
 
     Attributes:
-        kinds: Their names in `pfl.engines.chain.KINDS`.
+        kinds: Their names in `pfl.engines.chains.chain.KINDS`.
         settings: The sizes of their windows; the number of groups of a normalization; of dropout
             how many of 65,536 values are kept, and how many layers draw before it.
         epsilons: What normalizations add to variances; 0 for other layers.
@@ -141,7 +141,7 @@ def forward(
     training: bool,
     seeds: Tensor | None,
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Runs the layers; see `pfl.engines.chain.Models.forward`."""
+    """Runs the layers; see `pfl.engines.chains.chain.Models.forward`."""
     values = [x]
     kept: list[list[Tensor]] = [[]]
     for n, kind in enumerate(layers.kinds):
@@ -254,7 +254,7 @@ def backward(
     alpha: float,
     also: Tensor | None,
 ) -> None:
-    """Computes into <- beta into + alpha g; see `pfl.engines.chain.Models.backward`.
+    """Computes into <- beta into + alpha g; see `pfl.engines.chains.chain.Models.backward`.
 
     Parameters that do not move are empty tensors in `into`, and their gradients are not computed.
     `also` is what the loss adds to the derivative by the input of the last layer.
@@ -379,7 +379,7 @@ def train(
     v: Tensor,
     step: Step,
 ) -> Tensor:
-    """Takes K steps; see `pfl.engines.chain.Models.train`.
+    """Takes K steps; see `pfl.engines.chains.chain.Models.train`.
 
     `parameters` are views of w, and `into` of v; both are the same if the step has no offset. With
     a rule, `into` are views of its gradient. What does not move is empty in `into` (`backward`).

@@ -9,9 +9,9 @@ from torch import nn
 
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
 from pfl.engines.batch import Batch, StepBlock, default_loss
-from pfl.engines.chain import Chain
-from pfl.engines.chain_engine import ChainEngine
-from pfl.engines.chain_kernels import cross_entropy, pool_pairs
+from pfl.engines.chains.chain import Chain
+from pfl.engines.chains.engine import ChainEngine
+from pfl.engines.chains.kernels import cross_entropy, pool_pairs
 from pfl.engines.local_step import Step
 from pfl.engines.oracle import Oracle
 from pfl.parameters import ParameterSpace

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FILES = [f"tests/engines/test_{name}.py" for name in ("oracle", "chain", "threads")]
-CHOSEN = ["-m", "not slow", "-k", "test_chain or test_threads or auto"]  # what the kernels run
+ROOT = Path(__file__).parents[3]
+FILES = ["test_oracle", "chains/test_choice", "chains/test_chain", "test_threads"]
+CHOSEN = [
+    "-m",
+    "not slow",
+    "-k",
+    "test_chain or test_choice or test_threads or auto",
+]  # what the kernels run
 PYTEST = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *CHOSEN]
 
 
@@ -18,7 +23,7 @@ PYTEST = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *CHOS
 def test_engines_give_the_same_values_without_torchscript():
     """PYTORCH_JIT is read when torch is imported, hence another process."""
     done = subprocess.run(
-        [*PYTEST, *FILES],
+        [*PYTEST, *(f"tests/engines/{name}.py" for name in FILES)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_JIT": "0"},
         capture_output=True,

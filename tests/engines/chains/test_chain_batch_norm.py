@@ -10,7 +10,7 @@ from torch import nn
 from datamodules import DigitsDataModule, Sizes
 from pfl.algorithms import FedAvg, FedBN
 from pfl.engines.batch import Batch, Origin, StepBlock, default_loss
-from pfl.engines.chain_engine import ChainEngine
+from pfl.engines.chains.engine import ChainEngine
 from pfl.engines.local_step import Step, step_of
 from pfl.engines.oracle import Oracle
 from pfl.parameters import ParameterSpace

@@ -6,7 +6,7 @@ columns are the pixels that any of the four reads. Memory has the samples last, 
 operation works on long rows; the tensors still are [B, C, H, W].
 """
 
-# No annotations from __future__: `chain_kernels` compiles these functions with TorchScript.
+# No annotations from __future__: `kernels` compiles these functions with TorchScript.
 import torch
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Networks that are chains of common layers, as `pfl.engines.chain_kernels` trains them.
+"""Networks that are chains of common layers, as `pfl.engines.chains.kernels` trains them.
 
 In chains of linear layers and activations, a layer of many models is one batched matrix product.
 """
@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfl._private import has_hooks
 from pfl.engines.batch import Buffers, some_rows
-from pfl.engines.chain_kernels import Layers, backward, forward, pools_pairs, train
+from pfl.engines.chains.kernels import Layers, backward, forward, pools_pairs, train
+from pfl.engines.common_layers import layers_in_turn
 from pfl.engines.dropout import KeyedDropout, kept_of
 from pfl.engines.local_step import Step
-from pfl.models.classifier import Classifier
 from pfl.parameters import BufferSpace, ParameterSpace
 
 KINDS: dict[type[nn.Module], str] = {
@@ -92,44 +91,20 @@ class Chain:
         The buffers are those that training changes; without them a chain with running statistics
         cannot be run.
         """
-        steps = [step for step in _steps(network) if not _is_identity(step)]
-        changed = any("forward" in vars(m) or has_hooks(m) for m in network.modules())
-        if changed or not all(_has_kernel(step) for step in steps):
+        found = layers_in_turn(network, space, inputs)
+        if found is None:
             return None
-        names = {parameter: name for name, parameter in network.named_parameters()}
-        layers = {layer.name: layer.span for layer in space.layers}
-        spans: dict[nn.Module, list[slice]] = {}
-        for step in steps:
-            own = [layers.get(names[parameter]) for parameter in step.parameters()]
-            spans[step] = [span for span in own if span is not None]
-            if len(own) > len(spans[step]):  # a parameter is frozen
-                return None
-        if sum(len(spans[step]) for step in steps) != len(space.layers):  # a parameter is shared
-            return None
-        kinds = [KINDS[type(step)] for step in steps]
-        if not _norms_fit(steps, inputs):
-            return None
+        steps, spans, of_vectors = found
         statistics = {}
         if buffers is not None:
             statistics = _statistics(network, buffers)
             size = sum(span.stop - span.start for span in statistics.values())
             if size < buffers.size:  # others move, too
                 return None
-        if "convolution" not in kinds:  # samples are vectors in all layers
-            images = inputs.ndim > 2 and "flatten" not in kinds
-            if images or {"pooling", "group norm"} & set(kinds):
-                return None
-            layers_of_vectors = [step for step in steps if not isinstance(step, nn.Flatten)]
-            chain = cls(layers_of_vectors, spans, statistics)
-            first: Any = chain.steps[chain.layers.first]
-            width = first.num_features if isinstance(first, nn.BatchNorm1d) else first.in_features
-            if width != inputs[0].numel():
-                return None
-            return chain
-        flat = "linear" not in kinds or "flatten" in kinds[: kinds.index("linear")]
-        if inputs.ndim != 4 or not flat:
-            return None
-        return cls(steps, spans, statistics, inputs.shape[2:])
+        if not of_vectors:
+            return cls(steps, spans, statistics, inputs.shape[2:])
+        layers_of_vectors = [step for step in steps if not isinstance(step, nn.Flatten)]
+        return cls(layers_of_vectors, spans, statistics)
 
     def models(
         self, w: Tensor, moving: list[bool] | None = None, buffers: Buffers = None
@@ -282,16 +257,7 @@ class Models:
         return losses.view(len(losses), -1)
 
 
-# ---- which networks are chains ------------------------------------------------------------------
-
-
-def _steps(network: nn.Module) -> list[nn.Module]:
-    """Returns the layers of nested sequences; the network itself if it is not a sequence."""
-    if type(network) is nn.Sequential:
-        return [step for child in network for step in _steps(child)]
-    if isinstance(network, Classifier) and type(network).forward is Classifier.forward:
-        return [*_steps(network.body), network.head]
-    return [network]
+# ---- the kernels' settings ----------------------------------------------------------------------
 
 
 def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
@@ -331,19 +297,6 @@ def _pools_narrow_convolutions(steps: list[nn.Module], sides: Sequence[int]) -> 
     )
 
 
-def _has_kernel(step: nn.Module) -> bool:
-    """Whether the kernels can run a layer with its settings."""
-    if type(step) is nn.Conv2d:
-        return step.padding_mode == "zeros" and not isinstance(step.padding, str)
-    if type(step) is nn.MaxPool2d:
-        return not step.return_indices
-    if type(step) in (nn.BatchNorm1d, nn.BatchNorm2d):
-        return bool(step.track_running_stats) and step.running_mean is not None
-    if type(step) is nn.Flatten:
-        return (step.start_dim, step.end_dim) == (1, -1)
-    return type(step) in KINDS
-
-
 def _pooled_kinds(kinds: list[str]) -> list[str]:
     """Returns the kinds of layers where convolutions have 2x2 pooling as a part of them."""
     kinds = [*kinds]
@@ -356,18 +309,6 @@ def _pooled_kinds(kinds: list[str]) -> list[str]:
         else:
             kinds[n] = "pooled convolution"
     return kinds
-
-
-def _norms_fit(steps: list[nn.Module], inputs: Tensor) -> bool:
-    """Whether BatchNorm1d gets vectors and BatchNorm2d maps."""
-    flat = inputs.ndim == 2
-    for step in steps:
-        flat = flat or isinstance(step, nn.Flatten)
-        if isinstance(step, nn.BatchNorm1d) and not flat:
-            return False
-        if isinstance(step, nn.BatchNorm2d) and flat:
-            return False
-    return True
 
 
 def _statistics(network: nn.Module, buffers: BufferSpace) -> dict[nn.Module, slice]:
@@ -406,13 +347,6 @@ def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
     if row:
         return (1, *parameter.shape)
     return tuple(parameter.shape)
-
-
-def _is_identity(step: nn.Module) -> bool:
-    """Whether a layer never changes anything."""
-    if isinstance(step, nn.Dropout):
-        return kept_of(step) == 65536
-    return isinstance(step, nn.Identity)
 
 
 def _all_settings(steps: list[nn.Module]) -> list[list[int]]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from pfl.engines.base import Engine
+from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss, some_rows
-from pfl.engines.chain import Chain, Models
-from pfl.engines.chain_kernels import train
+from pfl.engines.chains.chain import Chain, Models
+from pfl.engines.chains.kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
 from pfl.engines.objective import BatchSamples, Objective, Outputs
 from pfl.engines.runner import ModelRunner
@@ -37,6 +37,25 @@ class ChainEngine(Engine):
         self.batched = chain.batched
         ends_in_head = chain.steps[-1] is runner.network.get_submodule(runner.head)
         self.serves_objectives = ends_in_head and not chain.statistics
+
+    @classmethod
+    def obstacle(cls, runner: ModelRunner, batch: Batch, asked: EngineName) -> str | None:
+        if runner.is_mixed_precision:
+            return "the kernels of chains have one precision"
+        if runner.is_stochastic:
+            return "it draws random numbers (dropout elsewhere than in a chain of layers)"
+        chain = _chain_of(runner, batch)
+        if chain is None:
+            return "it is not a chain of common layers"
+        if not chain.batched and (asked == "vmap" or runner.device.type != "cpu"):
+            return "chains with convolutions or BatchNorm run client after client, on CPUs alone"
+        return None
+
+    @classmethod
+    def of(cls, runner: ModelRunner, batch: Batch) -> Engine:
+        chain = _chain_of(runner, batch)
+        assert chain is not None
+        return cls(runner, chain)
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
@@ -203,6 +222,10 @@ class ChainEngine(Engine):
         return Outputs(kept[-1].unflatten(0, (A, -1)), kept[-2].unflatten(0, (A, -1)))
 
 
+def _chain_of(runner: ModelRunner, batch: Batch) -> Chain | None:
+    return Chain.of(runner.network, runner.space, batch.inputs[0], runner.buffers)
+
+
 class CompiledChainEngine(ChainEngine):
     """Runs all steps of a block with cross entropy as one compiled call, without the interpreter.
 
@@ -215,6 +238,12 @@ class CompiledChainEngine(ChainEngine):
         self.name = "eager chain"
         if self.releases_gil():
             self.name = "compiled chain"
+
+    @classmethod
+    def obstacle(cls, runner: ModelRunner, batch: Batch, asked: EngineName) -> str | None:
+        if not cls.supports(runner, batch.targets[0]):
+            return "its loss is not cross entropy"
+        return super().obstacle(runner, batch, asked)
 
     @staticmethod
     def supports(runner: ModelRunner, targets: Tensor) -> bool:

@@ -1,0 +1,99 @@
+"""Both drawers show what is in a figure: matplotlib in a picture, and Plotly on a page."""
+
+import numpy as np
+import pytest
+
+from pfl.report import matplotlib_drawer, plotly_drawer
+from pfl.report.plots import Bars, Curve, Figure, Guide, HeatMap, Plot, Spread, Words
+
+X = np.array([1.0, 2.0])
+
+
+def both(*marks, **about):
+    """The axes of matplotlib and the figure of Plotly for a plot of some marks."""
+    figure = Figure([Plot(marks, **about)], size=(5, 4))
+    (axes, *_) = matplotlib_drawer.draw(figure).axes
+    return axes, plotly_drawer.draw(figure)
+
+
+def test_a_curve_has_its_points_its_band_and_its_words():
+    curve = Curve("A & B", X, 3 * X, 2 * X, 4 * X, colour="#009E73", line="--", marker="D")
+    axes, page = both(curve, xlabel="round", ylabel="score")
+    (line,) = axes.lines
+    assert (line.get_xydata().tolist(), line.get_label()) == ([[1, 3], [2, 6]], "A & B")
+    assert (line.get_linestyle(), line.get_marker()) == ("--", "D")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "score")
+    low, high, drawn = page.data
+    assert [list(trace.y) for trace in page.data] == [[2, 4], [4, 8], [3, 6]]
+    assert low.fill is None and high.fill == "tonexty"
+    # 009E73 is 0, 158 and 115 in decimal numbers.
+    assert high.fillcolor == "rgba(0, 158, 115, 0.15)"
+    assert (drawn.name, drawn.line.dash, drawn.marker.symbol) == ("A &amp; B", "dash", "diamond")
+    assert page.layout.xaxis.title.text == "round" and page.layout.height == 400
+    borders = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (borders.min(), borders.max()) == (2, 8)
+
+
+def test_a_band_without_width_is_not_drawn():
+    axes, page = both(Curve("A", X, X, X, X, marker="o"))
+    assert not axes.collections and len(page.data) == 1
+
+
+def test_points_without_a_line_say_what_they_are():
+    curve = Curve("A", X, X, line="", marker="^", texts=["one\n1 < 2", "two"])
+    axes, page = both(curve)
+    assert (axes.lines[0].get_linestyle(), axes.lines[0].get_marker()) == ("None", "^")
+    (drawn,) = page.data
+    assert list(drawn.text) == ["<b>one</b><br>1 &lt; 2", "<b>two</b>"]
+    assert (drawn.mode, drawn.marker.symbol) == ("markers", "triangle-up")
+
+
+def test_a_page_shows_the_first_choice_of_its_curves():
+    axes = {"rounds": X, "bytes": 10 * X}
+    curves = [
+        Curve(choice, X, X, marker="o", choice=choice, x_by_axis=axes) for choice in ("loss", "f1")
+    ]
+    _, page = both(*curves)
+    assert [trace.visible for trace in page.data] == [True, False]
+    expected = {"score": "f1", "x": {"rounds": [1, 2], "bytes": [10, 20]}}
+    assert page.data[1].meta == expected
+
+
+def test_a_heat_map_has_its_numbers_and_names():
+    """Of twelve clients with numbers eleven have room beside the picture; words all stand there."""
+    values = np.arange(24.0).reshape(2, 12)
+    heat = HeatMap(values, "samples", ["<cat>", "dog"], [str(number) for number in range(12)])
+    axes, page = both(heat)
+    np.testing.assert_array_equal(axes.images[0].get_array(), values)
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["<cat>", "dog"]
+    assert len(axes.get_xticks()) == 11
+    np.testing.assert_array_equal(page.data[0].z, values)
+    assert list(page.data[0].y) == ["&lt;cat&gt;", "dog"] and len(page.data[0].x) == 12
+
+
+def test_bars_and_distributions_have_their_values():
+    axes, page = both(Bars(X, 5 * X, "#000000"))
+    assert [bar.get_height() for bar in axes.patches] == list(page.data[0].y) == [5, 10]
+    axes, page = both(*(Spread(name, X, "#000000") for name in "AB"))
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["A", "B"]
+    assert [(trace.name, list(trace.y)) for trace in page.data] == [("A", [1, 2]), ("B", [1, 2])]
+
+
+@pytest.mark.parametrize("mark", [Guide("0", "#000000", 1), Words("here", 0, 0)])
+def test_marks_that_only_pictures_have(mark):
+    figure = Figure([Plot([mark])], size=(5, 4))
+    (axes,) = matplotlib_drawer.draw(figure).axes
+    assert len(axes.lines) + len(axes.texts) == 1
+    with pytest.raises(NotImplementedError, match=type(mark).__name__):
+        plotly_drawer.draw(figure)
+
+
+def test_plots_stand_in_rows_with_one_legend():
+    """Three plots in rows of two leave a place, which stays empty; a label is named once."""
+    plots = [Plot([Curve("A", X, X)], title=title, log="y") for title in "abc"]
+    drawn = matplotlib_drawer.draw(Figure(plots, (6, 6), 2, "All", legend="below"))
+    assert [axes.get_title() for axes in drawn.axes] == ["a", "b", "c", ""]
+    assert not drawn.axes[3].axison and drawn.axes[0].get_yscale() == "log"
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["A"]
+    assert drawn.get_suptitle() == "All"

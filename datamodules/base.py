@@ -12,13 +12,14 @@ from lightning import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Sampler
 
-from .errors import ConfigError, check_optional, check_whole, require_value
+from .errors import ConfigError, require_value
 from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
 from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
+from .ranges import Checked, Count, CountOrZero, as_int
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
 from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns, told_scale
@@ -31,7 +32,7 @@ SplitName = Literal["train", "val", "test"]
 _SHOWN = 20  # clients that a line names
 
 
-class FederatedDataModule(LightningDataModule, ABC):
+class FederatedDataModule(Checked, LightningDataModule, ABC):
     """The base class of data modules whose samples are owned by clients.
 
     A subclass implements `load`, and `prepare_data` if its data must be downloaded first (with no
@@ -46,7 +47,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         partition: The rule that assigns samples to clients; None is `IID()`.
         protocol: The test protocol; None is `SplitOwn()`, or with `Given(file)` that of the file.
         batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of the partition and of the order of training samples, at least 0; None is 0.
+        seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders; 0 is fastest for data in memory.
         transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
 
@@ -83,12 +84,12 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def __init__(
         self,
-        num_clients: int | None = None,
+        num_clients: Count | None = None,
         partition: Partitioner | None = None,
         protocol: Protocol | None = None,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
+        batch_size: Count | None = 32,
+        seed: CountOrZero | None = None,
+        num_workers: CountOrZero = 0,
         transforms: Sequence[Transform] | None = None,
     ) -> None:
         super().__init__()
@@ -108,10 +109,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         known = num_clients is not None or partition.counts_clients
         expected = "a whole number, unless partition=Natural() or another rule determines it"
         require_value(f"{name}.num_clients", num_clients, known, expected)
-        self._num_clients = check_optional(f"{name}.num_clients", num_clients)
-        self.batch_size = check_optional(f"{name}.batch_size", batch_size)
-        self.seed = 0 if seed is None else check_whole(f"{name}.seed", seed, 0)
-        self.num_workers = check_whole(f"{name}.num_workers", num_workers, 0)
+        self._num_clients = as_int(num_clients)
+        self.batch_size = as_int(batch_size)
+        self.seed = as_int(seed) or 0
+        self.num_workers = int(num_workers)
         for transform in transforms or ():
             expected = "a list of Transforms, such as [Normalize()]"
             require_value(

@@ -17,7 +17,7 @@ class ConfigError(ValueError):
         ...     Dirichlet(alpha=-1)
         ... except ConfigError as error:
         ...     print(error)
-        Dirichlet.alpha: -1; it must be positive and finite
+        Dirichlet.alpha: -1; it must be positive
     """
 
 

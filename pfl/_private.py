@@ -175,3 +175,14 @@ def argument_types(parser: ArgumentParser) -> dict[str, tuple[Any, Any]]:
         for action in parser._actions
         if hasattr(action, "_typehint") and not action.dest.endswith(".help")
     }
+
+
+def set_types(parser: ArgumentParser, types: dict[str, Any]) -> None:
+    """Gives arguments of a parser the types that their constructor's annotations say.
+
+    Why: of an annotation that is postponed (`from __future__ import annotations`) the parser drops
+    what `Annotated` adds to the type, such as a range. Since jsonargparse 4.51.
+    """
+    for action in parser._actions:
+        if action.dest in types and hasattr(action, "_typehint"):
+            action._typehint = types[action.dest]

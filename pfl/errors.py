@@ -7,7 +7,7 @@ import math
 from pfl.datamodules import errors
 from pfl.datamodules.errors import ConfigError
 
-__all__ = ["ConfigError", "Diverged", "printable", "require", "require_one_of"]
+__all__ = ["ConfigError", "Diverged", "printable", "require"]
 
 
 class Diverged(ConfigError):
@@ -32,11 +32,6 @@ def require(name: str, value: object, holds: bool, expected: str) -> None:
         holds = False
         expected = expected.removesuffix(" and finite") + " and finite"
     errors.require_value(f"model.{name}", value, holds, expected)
-
-
-def require_one_of(name: str, value: object, *choices: str) -> None:
-    """Raises a ConfigError about a method's argument `name` unless it is one of `choices`."""
-    require(name, value, value in choices, " or ".join(choices))
 
 
 def printable(line: str) -> str:

@@ -6,9 +6,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import check_optional, require_value
+from ..errors import require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.partition import Partition
+from ..ranges import BelowOne, Checked, Count, as_int
 from .order import order_of, split_in_order
 from .splits import split_off
 
@@ -22,7 +23,7 @@ class Pool(NamedTuple):
     columns: Mapping[str, np.ndarray] | None = None  # values of the samples, by name
 
 
-class Protocol(ABC):
+class Protocol(Checked, ABC):
     """A test protocol: the choice of every client's training, validation and test samples.
 
     Validation samples always come from the client's own samples and never overlap with its
@@ -49,8 +50,8 @@ class Protocol(ABC):
     needs_official_test = True
     assigns_official_test = False
 
-    def __init__(self, validation: float = 0.1) -> None:
-        self.validation = _check_share("validation", validation, self)
+    def __init__(self, validation: BelowOne = 0.1) -> None:
+        self.validation = validation
 
     @abstractmethod
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
@@ -98,9 +99,9 @@ class SplitOwn(Protocol):
     assigns_official_test = True
 
     def __init__(
-        self, test: float = 0.2, validation: float = 0.1, order: str | None = None
+        self, test: BelowOne = 0.2, validation: BelowOne = 0.1, order: str | None = None
     ) -> None:
-        self.test = _check_share("test", test, self)
+        self.test = test
         super().__init__(validation)
         self.order = order
         key = "SplitOwn.test + SplitOwn.validation"
@@ -152,8 +153,8 @@ class MatchLabels(Protocol):
         "label ratio"
     )
 
-    def __init__(self, samples: int | None = 100, validation: float = 0.1) -> None:
-        self.samples = check_optional("MatchLabels.samples", samples)
+    def __init__(self, samples: Count | None = 100, validation: BelowOne = 0.1) -> None:
+        self.samples = as_int(samples)
         super().__init__(validation)
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
@@ -250,11 +251,3 @@ class OfficialSplit(Protocol):
         given = owned.select(~is_test)
         val, train = split_off(given, pool.labels, (self.validation,), rng)
         return Partition(train, val, owned.select(is_test))
-
-
-def _check_share(key: str, value: float, protocol: Protocol) -> float:
-    """Returns `value` if it is at least 0 and below 1; else raises a ConfigError."""
-    require_value(
-        f"{type(protocol).__name__}.{key}", value, 0 <= value < 1, "at least 0 and below 1"
-    )
-    return value

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_optional, check_whole, require_value
+from ..errors import ConfigError, check_whole, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
+from ..ranges import Count, as_int
 from .label_skew import CountsByClass
 from .partitioner import Columns, Partitioner, even_owners
 
@@ -32,10 +33,10 @@ class Within(Partitioner):
         (9,)
     """
 
-    def __init__(self, outer: Partitioner, inner: Partitioner, groups: int | None = None) -> None:
+    def __init__(self, outer: Partitioner, inner: Partitioner, groups: Count | None = None) -> None:
         self.outer = outer
         self.inner = inner
-        self.groups = check_optional("Within.groups", groups)
+        self.groups = as_int(groups)
         known = groups is not None or outer.counts_clients
         require_value("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
@@ -148,7 +149,7 @@ class LabelDistribution(CountsByClass):
     def __init__(
         self,
         distribution: Sequence[Sequence[float]] | str | os.PathLike | np.ndarray,
-        size: int | None = None,
+        size: Count | None = None,
     ) -> None:
         key = "LabelDistribution.distribution"
         if isinstance(distribution, str | os.PathLike):
@@ -170,7 +171,7 @@ class LabelDistribution(CountsByClass):
         require_value(
             key, f"rows {empty} of zeros", not empty, "a table whose rows have a positive sum"
         )
-        self.size = check_optional("LabelDistribution.size", size)
+        self.size = as_int(size)
         self._table = table
         # Rows that each sum to one could be counts, too, but then of clients with one sample.
         self._counts = bool((table == table.round()).all()) and bool((table.sum(1) > 1).any())

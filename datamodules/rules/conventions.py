@@ -13,8 +13,9 @@ from math import ceil
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, require_value
+from ..errors import ConfigError, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
+from ..ranges import Count, CountOrZero, Positive
 from .label_skew import CountsByClass, check_classes, class_labels
 from .partitioner import Partitioner, check_clients, check_least
 from .sample_values import Natural
@@ -47,8 +48,7 @@ class FedSLRDirichlet(Partitioner):
         "where a class runs out (FedSLR, FedDyn)"
     )
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        require_value("FedSLRDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+    def __init__(self, alpha: Positive = 0.1) -> None:
         self.alpha = alpha
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
@@ -98,8 +98,7 @@ class PFLlibDirichlet(CountsByClass):
 
     words = "class proportions over the clients as PFLlib's dir (alpha={alpha})"
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        require_value("PFLlibDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+    def __init__(self, alpha: Positive = 0.1) -> None:
         self.alpha = alpha
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
@@ -145,8 +144,8 @@ class PFLlibPathological(CountsByClass):
                [0, 0, 0, 0, 1, 1, 1, 1, 0, 0]])
     """
 
-    def __init__(self, classes: int = 2, balance: bool = False) -> None:
-        self.classes = check_whole("PFLlibPathological.classes", classes)
+    def __init__(self, classes: Count = 2, balance: bool = False) -> None:
+        self.classes = int(classes)
         self.balance = balance
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
@@ -200,8 +199,8 @@ class FLBenchClasses(CountsByClass):
 
     words = "{classes} random classes per client as in FL-bench"
 
-    def __init__(self, classes: int = 2) -> None:
-        self.classes = check_whole("FLBenchClasses.classes", classes)
+    def __init__(self, classes: Count = 2) -> None:
+        self.classes = int(classes)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         key = "FLBenchClasses.classes"
@@ -239,10 +238,10 @@ class LEAF(Natural):
     def __init__(
         self,
         client_ids: Sequence[str | int] | str | np.ndarray | None = None,
-        min_samples: int = 10,
+        min_samples: Count = 10,
     ) -> None:
         super().__init__(client_ids)
-        self.min_samples = check_whole("LEAF.min_samples", min_samples)
+        self.min_samples = int(min_samples)
 
     def count(self) -> int:
         sizes = np.unique(self.sample_values(), return_counts=True)[1]
@@ -283,10 +282,9 @@ class FlukeDirichlet(CountsByClass):
         "drawn from a Dirichlet distribution (fluke, beta={beta})"
     )
 
-    def __init__(self, beta: float = 0.1, min_ex_class: int = 2) -> None:
-        require_value("FlukeDirichlet.beta", beta, 0 < beta < np.inf, "positive and finite")
+    def __init__(self, beta: Positive = 0.1, min_ex_class: CountOrZero = 2) -> None:
         self.beta = beta
-        self.min_ex_class = check_whole("FlukeDirichlet.min_ex_class", min_ex_class, 0)
+        self.min_ex_class = int(min_ex_class)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         rarest = available.min()
@@ -315,8 +313,8 @@ class FlukeClasses(Partitioner):
 
     words = "{class_per_client} random classes per client as in fluke"
 
-    def __init__(self, class_per_client: int = 2) -> None:
-        self.class_per_client = check_whole("FlukeClasses.class_per_client", class_per_client)
+    def __init__(self, class_per_client: Count = 2) -> None:
+        self.class_per_client = int(class_per_client)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
@@ -359,10 +357,9 @@ class FlukeQuantity(Partitioner):
         "assigned uniformly at random"
     )
 
-    def __init__(self, alpha: float = 4.0, min_quantity: int = 2) -> None:
-        require_value("FlukeQuantity.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+    def __init__(self, alpha: Positive = 4.0, min_quantity: Count = 2) -> None:
         self.alpha = alpha
-        self.min_quantity = check_whole("FlukeQuantity.min_quantity", min_quantity)
+        self.min_quantity = int(min_quantity)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         least = self.min_quantity

@@ -6,8 +6,9 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, require_value
+from ..errors import ConfigError, require_value
 from ..partitions.index_arrays import stable_argsort
+from ..ranges import Count, Positive
 from .partitioner import Partitioner, apportion, check_least, even_owners
 
 
@@ -68,26 +69,22 @@ class Dirichlet(CountsByClass):
 
     def __init__(
         self,
-        alpha: float,
+        alpha: Positive,
         over: Literal["clients", "labels"] = "clients",
-        min_size: int = 10,
+        min_size: Count = 10,
         equal_sizes: bool = False,
         size_cap: bool = False,
-        max_retries: int = 1000,
+        max_retries: Count = 1000,
     ) -> None:
-        require_value("Dirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
-        require_value(
-            "Dirichlet.over", over, over in ("clients", "labels"), "'clients' or 'labels'"
-        )
         expected = "False with over='labels' or equal_sizes=True, which make sizes equal anyway"
         holds = not size_cap or (over == "clients" and not equal_sizes)
         require_value("Dirichlet.size_cap", size_cap, holds, expected)
         self.alpha = alpha
         self.over = over
-        self.min_size = check_whole("Dirichlet.min_size", min_size)
+        self.min_size = int(min_size)
         self.equal_sizes = equal_sizes
         self.size_cap = size_cap
-        self.max_retries = check_whole("Dirichlet.max_retries", max_retries)
+        self.max_retries = int(max_retries)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         check_least(self, "min_size", available.sum(), num_clients)
@@ -173,8 +170,8 @@ class ClassesPerClient(CountsByClass):
 
     words = "{classes} classes per client (pathological)"
 
-    def __init__(self, classes: int = 2) -> None:
-        self.classes = check_whole("ClassesPerClient.classes", classes)
+    def __init__(self, classes: Count = 2) -> None:
+        self.classes = int(classes)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         key = "ClassesPerClient.classes"
@@ -229,8 +226,8 @@ class Shards(Partitioner):
 
     words = "{shards_per_client} shards of samples sorted by label per client"
 
-    def __init__(self, shards_per_client: int = 2) -> None:
-        self.shards_per_client = check_whole("Shards.shards_per_client", shards_per_client)
+    def __init__(self, shards_per_client: Count = 2) -> None:
+        self.shards_per_client = int(shards_per_client)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)

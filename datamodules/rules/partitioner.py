@@ -6,14 +6,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, error_line, require_value
+from ..errors import ConfigError, error_line, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
+from ..ranges import Checked, Count, NonNegative
 
 Columns = Mapping[str, np.ndarray]
 
 
-class Partitioner:
+class Partitioner(Checked):
     """A partition rule: which samples every client holds.
 
     A subclass has `words`, or a method `describe`, and either `owners`, which gives every sample to
@@ -156,10 +157,9 @@ class LogNormal(Partitioner):
         "samples assigned uniformly at random"
     )
 
-    def __init__(self, sigma: float, min_size: int = 10) -> None:
-        require_value("LogNormal.sigma", sigma, 0 <= sigma < np.inf, "at least 0 and finite")
+    def __init__(self, sigma: NonNegative, min_size: Count = 10) -> None:
         self.sigma = sigma
-        self.min_size = check_whole("LogNormal.min_size", min_size)
+        self.min_size = int(min_size)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         check_least(self, "min_size", len(targets), num_clients)
@@ -202,8 +202,8 @@ class Sampled(Partitioner):
 
     words = "each with {size} samples drawn from one data set that all clients share"
 
-    def __init__(self, size: int = 30) -> None:
-        self.size = check_whole("Sampled.size", size)
+    def __init__(self, size: Count = 30) -> None:
+        self.size = int(size)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> Drawn:
         total = len(targets)

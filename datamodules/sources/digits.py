@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, require_value
+from ..errors import ConfigError
 from ..protocols.protocol import Protocol
+from ..ranges import ProperShare
 from ..rules.label_skew import Dirichlet
 from ..rules.partitioner import Partitioner
 from ..rules.sample_values import Natural
@@ -29,7 +30,7 @@ class DigitsDataModule(FederatedDataModule):
 
     Args:
         partition: The rule that assigns samples to clients; None is `Dirichlet(0.1)`.
-        test_share: The share of each class that is the test set, between 0 and 1.
+        test_share: The share of each class that is the test set.
 
     Example:
         >>> from pfl.datamodules import Dirichlet
@@ -43,11 +44,9 @@ class DigitsDataModule(FederatedDataModule):
         num_clients: int | None = 20,
         partition: Partitioner | None = None,
         protocol: Protocol | None = None,
-        test_share: float = 0.2,
+        test_share: ProperShare = 0.2,
         **kwargs: Any,
     ) -> None:
-        key = f"{type(self).__name__}.test_share"
-        require_value(key, test_share, 0 < test_share < 1, "between 0 and 1")
         self.test_share = test_share
         super().__init__(num_clients, partition or Dirichlet(0.1), protocol, **kwargs)
 

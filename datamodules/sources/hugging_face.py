@@ -13,14 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import (
-    ConfigError,
-    check_optional,
-    check_whole,
-    error_line,
-    optional_module,
-    require_value,
-)
+from ..errors import ConfigError, error_line, optional_module, require_value
+from ..ranges import Count, as_int
 from ..samples.images import has_16_bits, pixels_of, read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -95,10 +89,10 @@ class HuggingFaceDataModule(FederatedDataModule):
         revision: str | None = None,
         train_split: str = "train",
         test_split: str | None = None,
-        image_size: int | None = None,
+        image_size: Count | None = None,
         image_mode: Literal["L", "RGB"] | None = None,
         tokenizer: Callable[[str], list[int]] | str = "bytes",
-        length: int = 128,
+        length: Count = 128,
         cache: str | os.PathLike | None = None,
         root: str | os.PathLike = "data",
         **kwargs: Any,
@@ -113,10 +107,10 @@ class HuggingFaceDataModule(FederatedDataModule):
         self.client_column = client_column
         self.train_split = train_split
         self.test_split = test_split
-        self.image_size = check_optional("HuggingFaceDataModule.image_size", image_size)
+        self.image_size = as_int(image_size)
         self.image_mode = image_mode
         self.tokenizer = tokenizer
-        self.length = check_whole("HuggingFaceDataModule.length", length)
+        self.length = int(length)
         self.cache = None
         if cache is not None:
             self.cache = Path(cache).expanduser()

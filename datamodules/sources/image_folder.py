@@ -4,12 +4,13 @@ import csv
 import io
 import os
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, require_value
+from ..errors import ConfigError, require_value
+from ..ranges import Count, as_int
 from ..samples.images import Colour, changes_of, decode
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -68,28 +69,22 @@ class ImageFolderDataModule(FederatedDataModule):
         folder: str | os.PathLike,
         levels: Levels | None = None,
         table: str | None = None,
-        image_size: int | None = None,
+        image_size: Count | None = None,
         cache: str | os.PathLike | None = None,
         colour: Colour = "rgb",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.folder = Path(folder).expanduser()
-        known = get_args(Levels)
-        require_value(
-            "ImageFolderDataModule.levels", levels, levels in (None, *known), ", ".join(known)
-        )
         both = table is not None and levels is not None
         require_value("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
         self.levels = levels or "class"
         self.table = table
-        known = get_args(Colour)
-        require_value("ImageFolderDataModule.colour", colour, colour in known, ", ".join(known))
         self.colour = colour
         self.cache = None
         if cache is not None:
             self.cache = Path(cache).expanduser()
-        self.image_size = check_optional("ImageFolderDataModule.image_size", image_size)
+        self.image_size = as_int(image_size)
 
     def prepare_data(self) -> None:
         if self.cache is not None:

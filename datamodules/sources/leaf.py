@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, error_line, require_value
+from ..errors import ConfigError, error_line, require_value
 from ..protocols.protocol import OfficialSplit
+from ..ranges import Count, as_int
 from ..rules.sample_values import Natural
 from ..samples.images import decode
 from ..samples.loaded import Loaded
@@ -57,12 +58,12 @@ class LeafDataModule(FederatedDataModule):
     default_protocol = OfficialSplit
 
     def __init__(
-        self, root: str | os.PathLike = "data/leaf", min_samples: int = 1, **kwargs: Any
+        self, root: str | os.PathLike = "data/leaf", min_samples: Count = 1, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.root = Path(root).expanduser()
         self.folder = self.root / "data" / self.leaf_name / "data"
-        self.min_samples = check_whole(f"{type(self).__name__}.min_samples", min_samples)
+        self.min_samples = int(min_samples)
 
     @abstractmethod
     def inputs(self, rows: list) -> np.ndarray:
@@ -175,11 +176,11 @@ class FEMNISTDataModule(LeafDataModule):
     leaf_name = "femnist"
 
     def __init__(
-        self, writers: int | None = None, agents: int | None = None, **kwargs: Any
+        self, writers: Count | None = None, agents: Count | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.writers = check_optional("FEMNISTDataModule.writers", writers)
-        self.agents = check_optional("FEMNISTDataModule.agents", agents)
+        self.writers = as_int(writers)
+        self.agents = as_int(agents)
 
     def inputs(self, rows: list) -> np.ndarray:
         scaled = 255 * np.array(rows, np.float64).reshape(-1, 1, 28, 28)
@@ -225,13 +226,13 @@ class CelebADataModule(LeafDataModule):
     command = "./preprocess.sh -s niid --sf 1.0 -k 5 -t sample"
 
     def __init__(
-        self, image_size: int = 84, cache: str | os.PathLike | None = None, **kwargs: Any
+        self, image_size: Count = 84, cache: str | os.PathLike | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.cache = None
         if cache is not None:
             self.cache = Path(cache).expanduser()
-        self.image_size = check_whole("CelebADataModule.image_size", image_size)
+        self.image_size = int(image_size)
 
     def prepare_data(self) -> None:
         if self.cache is not None:

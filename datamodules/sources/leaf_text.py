@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, check_optional, check_whole, error_line, require_value
+from ..errors import ConfigError, error_line, require_value
+from ..ranges import Count, as_int
 from .leaf import LeafDataModule
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -85,8 +86,8 @@ class Sent140DataModule(LeafDataModule):
     def __init__(
         self,
         embeddings: str | os.PathLike | None = None,
-        vocabulary_size: int | None = None,
-        length: int = 25,
+        vocabulary_size: Count | None = None,
+        length: Count = 25,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -101,9 +102,8 @@ class Sent140DataModule(LeafDataModule):
                 "embs.json that LEAF's models/sent140/get_embs.sh writes"
             )
             require_value(key, str(embeddings), holds, expected)
-        key = "Sent140DataModule.vocabulary_size"
-        self.vocabulary_size = check_optional(key, vocabulary_size)
-        self.length = check_whole("Sent140DataModule.length", length)
+        self.vocabulary_size = as_int(vocabulary_size)
+        self.length = int(length)
         self.vocabulary: list[str] = []
         self.vectors: Tensor | None = None
 

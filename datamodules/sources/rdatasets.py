@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_whole, require_value
+from ..errors import ConfigError, require_value
 from ..files import new_content
+from ..ranges import Count
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
@@ -113,20 +114,19 @@ class RDatasetsDataModule(FederatedDataModule):
         self,
         name: Literal["lectures", "pupils", "clinics", "carriers"],
         client_column: str | None = None,
-        min_samples: int = 10,
+        min_samples: Count = 10,
         root: str | os.PathLike = "data",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         key = type(self).__name__
-        require_value(f"{key}.name", name, name in _TABLES, f"one of {', '.join(_TABLES)}")
         known = _TABLES[name].clients
         self.client_column = known[0]
         if client_column is not None:
             self.client_column = client_column
         expected = f"one of {', '.join(known)}"
         require_value(f"{key}.client_column", client_column, self.client_column in known, expected)
-        self.min_samples = check_whole(f"{key}.min_samples", min_samples)
+        self.min_samples = int(min_samples)
         self.table = _TABLES[name]
         self.path = Path(root).expanduser() / f"{name}.npz"
 

@@ -11,16 +11,10 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import (
-    ConfigError,
-    check_optional,
-    check_whole,
-    error_line,
-    optional_module,
-    require_value,
-)
+from ..errors import ConfigError, error_line, optional_module, require_value
 from ..protocols.order import sortable
 from ..protocols.protocol import SplitOwn
+from ..ranges import Count, as_int
 from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -43,9 +37,6 @@ from .encoding import (
 from .windows import windows
 
 _UTF8 = "a CSV file must be saved as UTF-8"
-_KINDS = ("classes", "numbers")
-_MISSING = ("refuse", "drop", "mean")
-_CODES = ("one-hot", "codes")
 
 
 Table: TypeAlias = dict[str, Column]
@@ -135,17 +126,13 @@ class TableDataModule(FederatedDataModule):
         categories: Literal["one-hot", "codes"] | None = None,
         category_columns: list[str] | None = None,
         levels: dict[str, list[str | int]] | None = None,
-        window: int | None = None,
-        horizon: int = 1,
+        window: Count | None = None,
+        horizon: Count = 1,
         order_column: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_value("TableDataModule.missing", missing, missing in _MISSING, ", ".join(_MISSING))
         self.missing = missing
-        expected = f"{', '.join(_CODES)} or None"
-        holds = categories in (None, *_CODES)
-        require_value("TableDataModule.categories", categories, holds, expected)
         self.categories = categories
         for key, value in (("category_columns", category_columns), ("levels", levels)):
             expected = "None, unless categories is one-hot or codes"
@@ -160,8 +147,8 @@ class TableDataModule(FederatedDataModule):
             key = f"TableDataModule.levels: the levels of {name!r}"
             require_value(key, names, holds, "a list of different names")
             self._given_levels[name] = texts
-        self.window = check_optional("TableDataModule.window", window)
-        self.horizon = check_whole("TableDataModule.horizon", horizon)
+        self.window = as_int(window)
+        self.horizon = int(horizon)
         self.order_column = order_column
         if window is None:
             expected = "1, as there is no window"
@@ -183,8 +170,6 @@ class TableDataModule(FederatedDataModule):
         self.target_column = target_column
         self.client_column = client_column
         self.feature_columns = feature_columns
-        holds = target_kind in (None, *_KINDS)
-        require_value("TableDataModule.target_kind", target_kind, holds, "classes, numbers or None")
         self.target_kind = target_kind
         self.test_file = None
         if test_file is not None:

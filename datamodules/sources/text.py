@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_whole, require_value
+from ..errors import ConfigError, require_value
 from ..files import new_content
+from ..ranges import Count, TwoOrMore
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import IGNORED, TensorSamples
@@ -47,19 +48,18 @@ class MovieLensDataModule(FederatedDataModule):
     def __init__(
         self,
         tokenizer: str | Callable[[str], list[int]],
-        length: int = 32,
-        min_film_ratings: int = 1,
-        min_user_ratings: int = 20,
+        length: Count = 32,
+        min_film_ratings: Count = 1,
+        min_user_ratings: Count = 20,
         root: str | os.PathLike = "data",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        name = type(self).__name__
         self.tokenizer = tokenizer
         self.root = Path(root).expanduser()
-        self.length = check_whole(f"{name}.length", length)
-        self.min_film_ratings = check_whole(f"{name}.min_film_ratings", min_film_ratings)
-        self.min_user_ratings = check_whole(f"{name}.min_user_ratings", min_user_ratings)
+        self.length = int(length)
+        self.min_film_ratings = int(min_film_ratings)
+        self.min_user_ratings = int(min_user_ratings)
 
     def prepare_data(self) -> None:
         path = self.root / "movielens.npz"
@@ -122,7 +122,7 @@ class InstructionDataModule(FederatedDataModule):
         self,
         file: str | os.PathLike,
         tokenizer: str | Callable[[str], list[int]] = "bytes",
-        length: int = 128,
+        length: TwoOrMore = 128,
         end: int = 257,
         padding: int = 0,
         **kwargs: Any,
@@ -130,7 +130,7 @@ class InstructionDataModule(FederatedDataModule):
         super().__init__(**kwargs)
         self.file = Path(file).expanduser()
         self.tokenizer = tokenizer
-        self.length = check_whole("InstructionDataModule.length", length, 2)
+        self.length = int(length)
         self.end = end
         self.padding = padding
         require_value(

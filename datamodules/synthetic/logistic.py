@@ -1,6 +1,5 @@
 """Synthetic logistic regression problems of FedCLUP (Section 6.1) and FedPD (Section IV)."""
 
-import math
 from functools import cached_property
 from typing import Any, Literal
 
@@ -8,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import check_whole, require_value
+from ..errors import require_value
 from ..randomness import generator
+from ..ranges import Count, CountOrZero, NonNegative, TwoOrMore
 from .newton import coupled_softmax
 from .problem import TheoryProblem
 
@@ -54,27 +54,16 @@ class HeterogeneousLogistic(TheoryProblem):
     def __init__(
         self,
         num_clients: int = 10,
-        samples_per_client: int = 200,
-        features: int = 10,
-        classes: int = 2,
-        heterogeneity: float = 1.0,
-        validation_samples: int = 0,
-        test_samples: int = 0,
+        samples_per_client: Count = 200,
+        features: Count = 10,
+        classes: TwoOrMore = 2,
+        heterogeneity: NonNegative = 1.0,
+        validation_samples: CountOrZero = 0,
+        test_samples: CountOrZero = 0,
         labels: Literal["argmax", "sampled"] = "argmax",
         **kwargs: Any,
     ) -> None:
-        name = type(self).__name__
         sizes = (samples_per_client, validation_samples, test_samples)
-        check_whole(f"{name}.samples_per_client", samples_per_client)
-        check_whole(f"{name}.features", features)
-        check_whole(f"{name}.classes", classes, 2)
-        check_whole(f"{name}.validation_samples", validation_samples, 0)
-        check_whole(f"{name}.test_samples", test_samples, 0)
-        holds = 0 <= heterogeneity < math.inf
-        require_value(f"{name}.heterogeneity", heterogeneity, holds, "at least 0 and finite")
-        require_value(
-            f"{name}.labels", labels, labels in ("argmax", "sampled"), "'argmax' or 'sampled'"
-        )
         super().__init__(num_clients, sizes, **kwargs)
         self.features = features
         self.classes = classes
@@ -169,21 +158,13 @@ class AgentLogistic(TheoryProblem):
     def __init__(
         self,
         num_clients: int = 100,
-        samples_per_client: int = 400,
-        features: int = 20,
+        samples_per_client: Count = 400,
+        features: Count = 20,
         non_iid: Literal["weak", "strong"] = "weak",
-        alpha: float = 1.0,
-        beta: float = 0.1,
+        alpha: NonNegative = 1.0,
+        beta: NonNegative = 0.1,
         **kwargs: Any,
     ) -> None:
-        name = type(self).__name__
-        check_whole(f"{name}.samples_per_client", samples_per_client)
-        check_whole(f"{name}.features", features)
-        require_value(
-            f"{name}.non_iid", non_iid, non_iid in ("weak", "strong"), "'weak' or 'strong'"
-        )
-        for key, value in (("alpha", alpha), ("beta", beta)):
-            require_value(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         super().__init__(num_clients, (samples_per_client, 0, 0), **kwargs)
         self.features = features
         self.non_iid = non_iid

@@ -1,20 +1,20 @@
 """Synthetic problems with known constants and, where possible, known solutions."""
 
-import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import check_whole, require_value
+from ..errors import require_value
 from ..partitions.index_arrays import IndexArrays
 from ..partitions.partition import Partition
 from ..protocols.protocol import Pool, Protocol
 from ..randomness import generator
+from ..ranges import Count, CountOrZero, NonNegative, Range
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
@@ -117,7 +117,7 @@ class InOrder(Protocol):
 
     needs_official_test = False
 
-    def __init__(self, train: int, validation: int, test: int) -> None:
+    def __init__(self, train: CountOrZero, validation: CountOrZero, test: CountOrZero) -> None:
         super().__init__(validation=0.0)  # the base class accepts a share, not a count
         self.train = train
         self.validation = validation
@@ -165,21 +165,20 @@ class LeastSquares(TheoryProblem):
     def __init__(
         self,
         num_clients: int = 10,
-        samples_per_client: int = 50,
-        features: int = 10,
-        condition: float = 10.0,
-        heterogeneity: float = 1.0,
-        noise: float = 1.0,
+        samples_per_client: Count = 50,
+        features: Count = 10,
+        condition: Annotated[float, Range(least=1)] = 10.0,
+        heterogeneity: NonNegative = 1.0,
+        noise: NonNegative = 1.0,
         **kwargs: Any,
     ) -> None:
         name = type(self).__name__
-        check_whole(f"{name}.features", features)
-        check_whole(f"{name}.samples_per_client", samples_per_client, features)
         require_value(
-            f"{name}.condition", condition, 1 <= condition < math.inf, "at least 1 and finite"
+            f"{name}.samples_per_client",
+            samples_per_client,
+            samples_per_client >= features,
+            f"at least {features}, the number of features",
         )
-        for key, value in (("heterogeneity", heterogeneity), ("noise", noise)):
-            require_value(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         holds = features > 1 or condition == 1
         require_value(
             f"{name}.condition", condition, holds, "1, as features=1 gives one eigenvalue"

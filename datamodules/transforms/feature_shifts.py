@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import require_value
 from ..randomness import choice, normal, uniform
+from ..ranges import NonNegative, Share
 from ..samples.samples import Samples
 from .transform import Draws, Transform, check_images
 
@@ -68,8 +69,7 @@ class ClientInversion(Transform):
 
     per_client = True
 
-    def __init__(self, share: float = 0.5) -> None:
-        require_value("ClientInversion.share", share, 0 <= share <= 1, "from 0 to 1")
+    def __init__(self, share: Share = 0.5) -> None:
         self.share = share
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -129,8 +129,7 @@ class ClientColour(Transform):
 
     per_client = True
 
-    def __init__(self, strength: float = 0.3) -> None:
-        require_value("ClientColour.strength", strength, 0 <= strength <= 1, "from 0 to 1")
+    def __init__(self, strength: Share = 0.3) -> None:
         self.strength = strength
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -160,8 +159,7 @@ class ClientNoise(Transform):
 
     per_client = True
 
-    def __init__(self, level: float = 0.1) -> None:
-        require_value("ClientNoise.level", level, 0 <= level < math.inf, "at least 0 and finite")
+    def __init__(self, level: NonNegative = 0.1) -> None:
         self.level = level
         self._num_clients: int | None = None
 

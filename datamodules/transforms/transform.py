@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, check_whole, require_value
+from ..errors import ConfigError, require_value
 from ..partitions.index_arrays import IndexArrays
 from ..randomness import choice, fold, uniform
+from ..ranges import Checked, Count, Share
 from ..samples.samples import Samples, TensorSamples, are_scaled, check_finite
 
 _BLOCK = 1 << 22  # values that are converted to float64 at a time
@@ -44,7 +45,7 @@ class Draws(NamedTuple):
     visit: Tensor | None
 
 
-class Transform(ABC):
+class Transform(Checked, ABC):
     """A change of inputs that is made batch by batch, when the samples are gathered.
 
     A subclass implements `__call__`. Its result for an input must not depend on the other inputs of
@@ -119,8 +120,6 @@ class Normalize(Transform):
         std: Sequence[float] | None = None,
         of: Literal["all", "trained", "client"] = "all",
     ) -> None:
-        kinds = ("all", "trained", "client")
-        require_value("Normalize.of", of, of in kinds, ", ".join(kinds))
         require_value("Normalize.of", of, mean is None or of == "all", "all, as mean is given")
         self._of = of
         self.mean = None
@@ -258,9 +257,8 @@ class RandomCrop(Transform):
         RandomCrop(padding=2, probability=1.0)
     """
 
-    def __init__(self, padding: int = 4, probability: float = 1.0) -> None:
-        self.padding = check_whole("RandomCrop.padding", padding)
-        require_value("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
+    def __init__(self, padding: Count = 4, probability: Share = 1.0) -> None:
+        self.padding = int(padding)
         self.probability = probability
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
@@ -284,10 +282,7 @@ class HorizontalFlip(Transform):
         HorizontalFlip(probability=0.5)
     """
 
-    def __init__(self, probability: float = 0.5) -> None:
-        require_value(
-            "HorizontalFlip.probability", probability, 0 <= probability <= 1, "from 0 to 1"
-        )
+    def __init__(self, probability: Share = 0.5) -> None:
         self.probability = probability
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
-from pfl.datamodules.errors import check_whole, require_value
 from pfl.datamodules.randomness import uniform
+from pfl.datamodules.ranges import (
+    Checked,
+    Count,
+    CountOrZero,
+    Positive,
+    PositiveShare,
+    Range,
+    TwoOrMore,
+)
 from pfl.errors import ConfigError
 
 
-class Attack:
+class Attack(Checked):
     """What attackers do. A subclass overrides one of the three functions.
 
     Example:
@@ -79,8 +88,7 @@ class SignFlip(Attack):
         scale: The factor on it.
     """
 
-    def __init__(self, scale: float = 1.0) -> None:
-        require_value("SignFlip.scale", scale, scale > 0, "above 0")
+    def __init__(self, scale: Positive = 1.0) -> None:
         self.scale = scale
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
@@ -94,8 +102,7 @@ class Scaling(Attack):
         factor: The factor on it.
     """
 
-    def __init__(self, factor: float = 10.0) -> None:
-        require_value("Scaling.factor", factor, factor > 1, "above 1")
+    def __init__(self, factor: Annotated[float, Range(above=1)] = 10.0) -> None:
         self.factor = factor
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
@@ -109,8 +116,7 @@ class RandomMessage(Attack):
         deviation: The standard deviation of each value.
     """
 
-    def __init__(self, deviation: float = 1.0) -> None:
-        require_value("RandomMessage.deviation", deviation, deviation > 0, "above 0")
+    def __init__(self, deviation: Positive = 1.0) -> None:
         self.deviation = deviation
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
@@ -148,8 +154,7 @@ class InnerProduct(Attack):
         scale: ε, the factor on it.
     """
 
-    def __init__(self, scale: float = 0.5) -> None:
-        require_value("InnerProduct.scale", scale, scale > 0, "above 0")
+    def __init__(self, scale: Positive = 0.5) -> None:
         self.scale = scale
 
     def collude(self, honest: Tensor, attackers: int) -> Tensor:
@@ -163,8 +168,7 @@ class LabelFlip(Attack):
         classes: K.
     """
 
-    def __init__(self, classes: int = 10) -> None:
-        check_whole("LabelFlip.classes", classes, 2)
+    def __init__(self, classes: TwoOrMore = 10) -> None:
         self.classes = classes
 
     def check(self, classes: int | None, shape: Sequence[int]) -> None:
@@ -195,16 +199,12 @@ class Backdoor(Attack):
 
     def __init__(
         self,
-        target: int = 0,
-        size: int = 3,
+        target: CountOrZero = 0,
+        size: Count = 3,
         value: float = 1.0,
-        share: float = 0.5,
-        factor: float = 1.0,
+        share: PositiveShare = 0.5,
+        factor: Annotated[float, Range(least=1)] = 1.0,
     ) -> None:
-        check_whole("Backdoor.target", target, 0)
-        check_whole("Backdoor.size", size)
-        require_value("Backdoor.share", share, 0 < share <= 1, "above 0 and at most 1")
-        require_value("Backdoor.factor", factor, factor >= 1, "at least 1")
         self.target = target
         self.size = size
         self.value = value

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from pfl.aggregation.accountant import Accountant
 from pfl.aggregation.joined import Values, clipped_sums
-from pfl.datamodules.errors import check_whole, require_value
+from pfl.datamodules.ranges import Checked, Count, NonNegative, Positive, ProperShare
 from pfl.errors import ConfigError
 from pfl.randomness import DrawKey
 
@@ -31,7 +32,7 @@ LARGE_DELTA = 0.01
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Checked):
     """A clip that follows a quantile of the clients' norms (Andrew et al., NeurIPS 2021).
 
     After every round C <- C exp(-η_C (b - γ)), where b is the share of clients whose norm is at
@@ -45,18 +46,13 @@ class AdaptiveClip:
         rate: η_C.
     """
 
-    quantile: float = 0.5
-    rate: float = 0.2
-
-    def __post_init__(self) -> None:
-        require_value(
-            "loop.privacy.adaptive.quantile", self.quantile, 0 < self.quantile < 1, "in (0, 1)"
-        )
-        require_value("loop.privacy.adaptive.rate", self.rate, self.rate > 0, "above 0")
+    argument_group: ClassVar[str] = "loop.privacy.adaptive"
+    quantile: ProperShare = 0.5
+    rate: Positive = 0.2
 
 
 @dataclass(frozen=True)
-class Privacy:
+class Privacy(Checked):
     """Client-level differential privacy of everything that the server and other clients receive.
 
     It takes a method whose server uses means of messages only, whatever the method.
@@ -86,34 +82,27 @@ class Privacy:
         8.0
     """
 
-    clip: float
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
+    argument_group: ClassVar[str] = "loop.privacy"
+    clip: Positive
+    noise_multiplier: NonNegative | None = None
+    epsilon: Positive | None = None
+    delta: ProperShare | None = None
     adaptive: AdaptiveClip | None = None
-    bands: int = 1
+    bands: Count = 1
     reproducible: bool = False
 
     def __post_init__(self) -> None:
         name = "loop.privacy"
-        check_whole(f"{name}.bands", self.bands)
         if self.bands > 1 and self.adaptive is not None:
             raise ConfigError(
                 f"{name}.bands: {self.bands}; noise over rounds needs a clip that stays"
             )
-        require_value(f"{name}.clip", self.clip, self.clip > 0, "above 0")
-        z = self.noise_multiplier
-        epsilon = self.epsilon
-        delta = self.delta
-        require_value(f"{name}.noise_multiplier", z, z is None or 0 <= z < math.inf, "at least 0")
-        require_value(f"{name}.epsilon", epsilon, epsilon is None or epsilon > 0, "above 0")
-        require_value(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
-        if z is None and epsilon is None:
+        if self.noise_multiplier is None and self.epsilon is None:
             raise ConfigError(f"{name}: give noise_multiplier, or epsilon, from which it follows")
 
 
 @dataclass(frozen=True)
-class SamplePrivacy:
+class SamplePrivacy(Checked):
     """Sample-level differential privacy of everything that a client sends or keeps (DP-SGD).
 
     Every gradient of a local step is that of a Poisson sample of the client's own samples, whose
@@ -131,18 +120,11 @@ class SamplePrivacy:
         ConfigError: A value is impossible.
     """
 
-    clip: float
-    noise_multiplier: float
-    delta: float | None = None
+    argument_group: ClassVar[str] = "loop.sample_privacy"
+    clip: Positive
+    noise_multiplier: NonNegative
+    delta: ProperShare | None = None
     reproducible: bool = False
-
-    def __post_init__(self) -> None:
-        name = "loop.sample_privacy"
-        z = self.noise_multiplier
-        delta = self.delta
-        require_value(f"{name}.clip", self.clip, self.clip > 0, "above 0")
-        require_value(f"{name}.noise_multiplier", z, 0 <= z < math.inf, "at least 0")
-        require_value(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
 
     def epsilons(self, sizes: np.ndarray, counts: np.ndarray, batch_size: int | None) -> np.ndarray:
         """Returns the ε of each client, [C]; 0 before its first gradient.

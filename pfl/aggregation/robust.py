@@ -9,17 +9,18 @@ which a rule is set up.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from pfl.aggregation.attacks import Attack
 from pfl.aggregation.joined import Values, join, split
-from pfl.datamodules.errors import check_whole, require_value
+from pfl.datamodules.ranges import Checked, Count, CountOrZero, Positive, Range
 from pfl.errors import ConfigError
 
 
-class Rule(ABC):
+class Rule(Checked, ABC):
     """What replaces the mean of the clients' messages.
 
     Example:
@@ -67,12 +68,11 @@ class TrimmedMean(Rule):
     """The mean of each value without the largest and the smallest ones (Yin et al. 2018, Def. 2).
 
     Args:
-        share: β, the share of clients that is left out at each end, below 1/2; the number is
+        share: β, the share of clients that is left out at each end; the number is
             rounded down, so that the rule holds against floor(β n) attackers.
     """
 
-    def __init__(self, share: float = 0.2) -> None:
-        require_value("TrimmedMean.share", share, 0 <= share < 0.5, "at least 0 and below 1/2")
+    def __init__(self, share: Annotated[float, Range(least=0, below=0.5)] = 0.2) -> None:
         self.share = share
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -98,8 +98,7 @@ class GeometricMedian(Rule):
     smoothing = 1e-6  # ν
     tolerance = 1e-7
 
-    def __init__(self, steps: int = 1000) -> None:
-        check_whole("GeometricMedian.steps", steps)
+    def __init__(self, steps: Count = 1000) -> None:
         self.steps = steps
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -127,9 +126,7 @@ class Krum(Rule):
         keep: m.
     """
 
-    def __init__(self, attackers: int, keep: int = 1) -> None:
-        check_whole("Krum.attackers", attackers, 0)
-        check_whole("Krum.keep", keep)
+    def __init__(self, attackers: CountOrZero, keep: Count = 1) -> None:
         self.attackers = attackers
         self.keep = keep
 
@@ -149,8 +146,7 @@ class Bulyan(Rule):
         attackers: f.
     """
 
-    def __init__(self, attackers: int) -> None:
-        check_whole("Bulyan.attackers", attackers, 0)
+    def __init__(self, attackers: CountOrZero) -> None:
         self.attackers = attackers
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -180,8 +176,7 @@ class NormBound(Rule):
         limit: The largest norm; None: the median of the norms of the round.
     """
 
-    def __init__(self, limit: float | None = None) -> None:
-        require_value("NormBound.limit", limit, limit is None or limit > 0, "above 0, or null")
+    def __init__(self, limit: Positive | None = None) -> None:
         self.limit = limit
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.clients import Clients
-from pfl.datamodules.errors import check_whole, require_value
+from pfl.datamodules.errors import require_value
+from pfl.datamodules.ranges import Checked, CountOrZero
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features
@@ -26,7 +27,7 @@ from pfl.rounds.loop import FederatedLoop
 FEWEST = 5  # smallest number of samples worth drawing
 
 
-class EmbeddingFigure(Callback):
+class EmbeddingFigure(Checked, Callback):
     """Draws the features of one client's test samples in the plane, by t-SNE (`embedding.png`).
 
     A panel pairs the extractor (all layers but the last) of the personalized or the global model
@@ -51,8 +52,8 @@ class EmbeddingFigure(Callback):
 
     results = ("embedding.png",)  # a resumed run writes it if it is missing
 
-    def __init__(self, client: int = 0) -> None:
-        self.client = check_whole("EmbeddingFigure.client", client, 0)
+    def __init__(self, client: CountOrZero = 0) -> None:
+        self.client = client
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         loop = pl_module.run.loop

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pfl.callbacks.round_checkpoint import is_last
 from pfl.clients import Clients
-from pfl.datamodules.errors import check_whole
+from pfl.datamodules.ranges import Checked, Count
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
@@ -20,7 +20,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 Solution = tuple[Tensor, Tensor]  # models w [P] and w_i [M, P]
 
 
-class Optimality(Callback):
+class Optimality(Checked, Callback):
     """Adds the optimality gap and the errors of the models to the rows of `metrics.csv`.
 
     f_i is the objective of client i, w the global model, and v_i the model that client i uses: its
@@ -51,8 +51,8 @@ class Optimality(Callback):
         >>> trainer = Trainer(callbacks=[Optimality(every=10)], enable_progress_bar=False)
     """
 
-    def __init__(self, every: int = 1) -> None:
-        self.every = check_whole("Optimality.every", every)
+    def __init__(self, every: Count = 1) -> None:
+        self.every = every
         self._solved_penalty: float | None = None  # λ of the solution
         self._solution: Solution | None = None
 

@@ -17,12 +17,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import pfl.datamodules
 import pfl.models
 import pfl.stages.compression  # noqa: F401
-from pfl._private import CommandLine
+from pfl._private import CommandLine, set_types
 from pfl.algorithms import FederatedAlgorithm
 from pfl.configuration import signatures
 from pfl.configuration.files import check_groups, find_configs
 from pfl.configuration.messages import check_nulls, complaint
 from pfl.datamodules import FederatedDataModule
+from pfl.datamodules.ranges import limits
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.rounds.checkpoint_io import damage_error, refusal_reason
@@ -33,6 +34,8 @@ MAX_SEED = 2**32 - 1  # NumPy's
 REFUSALS = (ValueError, TypeError, RuntimeError, ImportError)  # what Lightning's Trainer raises
 # Lists of classes in a help, of which one has all 300 of torch.nn, and lines about more help.
 LISTS = re.compile(r",\s+known\s+subclasses:[^)]*\)")
+RANGE = re.compile(r"Annotated\[(\w+),(\s+)([^]]*)\]")  # of numbers: the type, and its words
+OR_NULL = re.compile(r"Optional\[((?:int|float),[^]]*)\]")
 MORE_HELP = re.compile(r"(?m)^  --\S+\.help \[?CLASS_PATH_OR_NAME\]?\n(?: {20,}.*\n)+")
 BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargparse calls them
 
@@ -46,12 +49,25 @@ class Parser(LightningArgumentParser):
 
     shown = ""
 
+    def add_class_arguments(
+        self, theclass: type, nested_key: str | None = None, *args: Any, **kwargs: Any
+    ) -> list[str]:
+        """Adds the arguments of a class, with the ranges that its constructors say."""
+        names = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        if isinstance(theclass, type):
+            prefix = f"{nested_key}." if nested_key else ""
+            known = limits(theclass).items()
+            set_types(self, {f"{prefix}{name}": limit.annotation for name, limit in known})
+        return names
+
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Returns the help; that of a class is its options alone."""
         text = super().format_help(*args, **kwargs)
         if str(self.description).startswith("Help for "):
             text = MORE_HELP.sub("", text.partition("\n\n")[2])
-        Parser.shown = LISTS.sub(_without_networks, text)
+        text = LISTS.sub(_without_networks, text)
+        text = RANGE.sub(r"\1,\2\3", text)
+        Parser.shown = OR_NULL.sub(r"\1, or null", text)
         return Parser.shown
 
 

@@ -6,9 +6,10 @@ installed package changes. `Check` reads a later command line by these notes. It
 a command has one mistake and everything else of it is understood to be right; then the parser would
 say the same. In all other cases it is silent, and the parser decides.
 
-It knows the keys, the options of pfl's classes and the values of simple types. It does not know
-classes of the user, values with a type of their own (functions, paths, dictionaries), ranges, which
-constructors check, nor the files of `pfl compare` and other commands that describe many runs.
+It knows the keys, the options of pfl's classes, the values of simple types, and the ranges of the
+numbers of the method and of the group `loop`. It does not know classes of the user, values with a
+type of their own (functions, paths, dictionaries), conditions that a constructor checks, nor the
+files of `pfl compare` and other commands that describe many runs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import yaml
 from pfl.configuration.files import CONFIG, find_configs, read
 from pfl.configuration.keys import no_class, no_option, unknown_key
 from pfl.datamodules.files import new_content
+from pfl.datamodules.ranges import Range
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("pfl", "pfl/models", "pfl/datamodules")  # the search follows no links
@@ -260,6 +262,8 @@ class Check:
         right = self._right(kind["of"], key, loaded)
         if right is not True and loaded is not value:
             right = self._right(kind["of"], key, value) or right
+        if right and "range" in kind:
+            self._number(kind, key, loaded)
         if right or len(self._mistakes) > found:
             return
         if isinstance(value, str) and (
@@ -279,6 +283,24 @@ class Check:
         elif "classes" in kind and isinstance(name, str) and PLAIN.match(name) and " " not in name:
             self._mistakes.append(f"{_where(key)}: {no_class(name, kind['classes'])}")
         else:
+            self._unsure = True
+
+    def _number(self, kind: dict[str, Any], key: str, value: Any) -> None:
+        """Checks a number of the right type against the range of its argument."""
+        if not isinstance(value, int | float):
+            return
+        if kind["float"]:
+            value = float(value)
+        one = Range(**kind["range"])
+        if value in one:
+            return
+        group, _, name = key.partition(".")
+        if group in ("model", "loop") and "." not in name:
+            words = one.expected(value)
+            if kind["null"]:
+                words += ", or null"
+            self._mistakes.append(f"{key}: {value!r}; it must be {words}")
+        else:  # the line names the class, which is the value of another key
             self._unsure = True
 
     def _right(self, kind: dict[str, Any], key: str, value: Any) -> bool | None:

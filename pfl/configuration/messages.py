@@ -16,8 +16,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import pfl
 from pfl import algorithms, callbacks, datamodules, method, models
+from pfl._private import set_types
 from pfl.aggregation import attacks, robust
 from pfl.configuration.keys import closest, no_class, no_option, unknown_key
+from pfl.datamodules.ranges import limits
 from pfl.errors import ConfigError, printable
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
@@ -202,6 +204,7 @@ def _abstract(value: str) -> str | None:
 def _type(text: str) -> str:
     """Returns Python's notation of a type, or of a list of types, in plain words."""
     text = re.sub(r"<class '([^']+)'>", r"\1", text)
+    text = re.sub(r"\btyping\.Annotated\[(\w+), [^]]*\]", r"\1", text)
     text = re.sub(r"\b(?:collections\.abc|pfl\.[\w.]*)\.(?=[A-Z])", "", text)
     text = re.sub(r"\btyping\.|(?:typing\.)?Literal\[([^]]*)\]", r"\1", text)
     return text.replace("NoneType", "null").replace("Sequence", "list")
@@ -251,6 +254,7 @@ def class_parser(owner: str) -> ArgumentParser:
     parser = ArgumentParser()
     if isinstance(cls, type):
         parser.add_class_arguments(cls, fail_untyped=False)
+        set_types(parser, {name: limit.annotation for name, limit in limits(cls).items()})
     elif callable(cls):  # such as models.replace_batch_norm
         parser.add_function_arguments(cls, fail_untyped=False)
     return parser

@@ -12,6 +12,7 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -20,6 +21,7 @@ from pfl._private import argument_types
 from pfl.configuration import light
 from pfl.configuration.keys import no_class
 from pfl.configuration.messages import class_parser, classes_of, complaint, option_keys
+from pfl.datamodules.ranges import limit_of
 
 WRONG = ("wrong value", 123456789, 0.123456789, True)
 LEAVES = (bool, float, int, str)
@@ -80,13 +82,16 @@ def _options(parser: ArgumentParser, notes: dict[str, Any]) -> dict[str, Any]:
             option["default"] = default
         if option["type"] not in notes["types"]:
             kind = _kind(hint, notes["names"])
-            notes["types"][option["type"]] = {"of": kind, **_refusals(hint, "class" in str(kind))}
+            refusals = _refusals(hint, "class" in str(kind))
+            notes["types"][option["type"]] = {"of": kind, **refusals, **_range(hint)}
         options[name] = option
     return options
 
 
 def _kind(hint: Any, names: dict[str, Any]) -> dict[str, Any]:
     """Returns a type as `Check` reads it; classes get the names of their subclasses."""
+    if hasattr(hint, "__metadata__"):  # of `Annotated`
+        return _kind(hint.__origin__, names)
     origin = get_origin(hint)
     members = get_args(hint)
     if origin in (Union, types.UnionType):
@@ -105,6 +110,15 @@ def _kind(hint: Any, names: dict[str, Any]) -> dict[str, Any]:
             names[base] = _names(hint)
         return {"class": base}
     return {"other": str(hint)}
+
+
+def _range(hint: Any) -> dict[str, Any]:
+    """Returns the range of an argument that is one number, or null, as `Check` reads it."""
+    limit = limit_of(hint)
+    if limit is None or len(limit.ranges) != 1 or limit.choices or limit.others:
+        return {}
+    one = limit.ranges[0]
+    return {"range": asdict(one), "float": not one.whole, "null": limit.null}
 
 
 def _names(base: type) -> dict[str, str | None]:

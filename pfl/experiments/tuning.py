@@ -6,15 +6,18 @@ import functools
 import hashlib
 import json
 import math
+import pydoc
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from pfl.datamodules.errors import check_optional, require_value
+from pfl import algorithms
+from pfl.datamodules.errors import require_value
+from pfl.datamodules.ranges import Checked, Count, CountOrZero, limits
 from pfl.errors import ConfigError
 from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, open_study, trial_of
 from pfl.experiments.comparison import Comparison
@@ -86,8 +89,23 @@ def read_space(where: str, content: Any) -> Space:
     return space
 
 
+def check_space(job: Job, space: Space) -> None:
+    """Refuses values to try that are outside of the range of a method's argument."""
+    path = job.config["model"]["class_path"]
+    method: Any = getattr(algorithms, path, None) or pydoc.locate(path)
+    known = limits(method)
+    for key, values in space.items():
+        group, _, rest = key.partition(".")
+        limit = known.get(rest.removeprefix("init_args."))
+        if group == "model" and limit is not None:
+            tried = [values.low, values.high] if isinstance(values, Range) else values
+            for value in tried:  # a text may stand for a number
+                if isinstance(value, int | float):
+                    limit.require(f"{job.run}: space.{key}", value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Tune:
+class Tune(Checked):
     """How runs are tuned.
 
     Args:
@@ -103,16 +121,15 @@ class Tune:
         ConfigError: A value does not fit.
     """
 
-    trials: int = 20
+    argument_group: ClassVar[str] = "tune"
+    trials: Count = 20
     space: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    seeds: int = 1
-    prune_after: int | None = None
+    seed: CountOrZero = 0
+    seeds: Count = 1
+    prune_after: CountOrZero | None = None
     metric: str | None = None
 
     def __post_init__(self) -> None:
-        for key, least in (("trials", 1), ("seed", 0), ("seeds", 1), ("prune_after", 0)):
-            check_optional(f"tune.{key}", getattr(self, key), least)
         holds = self.prune_after is None or self.seeds == 1
         expected = f"null, since trials of {self.seeds} seeds run to their end"
         require_value("tune.prune_after", self.prune_after, holds, expected)
@@ -180,6 +197,8 @@ class Tuning(Comparison):
         }
         tried = [job.with_changes([nest(first[job.run])]) for job in places]
         check_jobs(tried, self.score, validated=True)
+        for job in places:
+            check_space(job, self.spaces[job.run])
         work = functools.partial(tune_run, tuning=self, root=root)
         room = room_for(tried, len(places), jobs)
         trials = [

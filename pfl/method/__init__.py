@@ -2,11 +2,23 @@
 
 from pfl.clients import Clients, LocalSchedule
 from pfl.communication import Message, dense, header, low_rank, low_rank_size, masked, sparse
+from pfl.datamodules.ranges import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    ProperShare,
+    Range,
+    Share,
+    TwoOrMore,
+)
 from pfl.distributed.collectives import sum_over_processes
 from pfl.engines.batch import Batch
 from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.engines.objective import BatchSamples, Objective, Outputs
-from pfl.errors import ConfigError, require, require_one_of
+from pfl.errors import ConfigError, require
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.buffered import Buffered
 from pfl.method.checks import refuse_factors
@@ -34,10 +46,13 @@ from pfl.stages.factors import ClientRanks, factor_mask
 __all__ = [
     "Batch",
     "BatchSamples",
+    "BelowOne",
     "Buffered",
     "ClientRanks",
     "Clients",
     "ConfigError",
+    "Count",
+    "CountOrZero",
     "FactorMethod",
     "FederatedAlgorithm",
     "LoRA",
@@ -48,12 +63,19 @@ __all__ = [
     "MovedWeights",
     "NestedNetworks",
     "Network",
+    "NonNegative",
     "Objective",
     "Outputs",
     "Part",
     "PartlyPersonal",
+    "Positive",
+    "PositiveShare",
+    "ProperShare",
+    "Range",
+    "Share",
     "Step",
     "Trainable",
+    "TwoOrMore",
     "class_sums",
     "dense",
     "distance_to_means",
@@ -75,7 +97,6 @@ __all__ = [
     "replace_values_in",
     "require",
     "require_classes",
-    "require_one_of",
     "require_part",
     "select_part",
     "soft_threshold",

@@ -22,7 +22,7 @@ from pfl.communication import Ledger, Message
 from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.local_step import OptimizerFactory, check_server_step
-from pfl.errors import ConfigError, require_one_of
+from pfl.errors import ConfigError
 from pfl.method import checkpoint, checks, exchange, set_up
 from pfl.method.checked import checked
 from pfl.method.facts import RunFacts, loop_of
@@ -97,7 +97,6 @@ class FederatedAlgorithm(Method):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require_one_of("weighting", weighting, "samples", "uniform")
         self.weighting = weighting
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
         check_server_step(self.server_optimizer_factory)

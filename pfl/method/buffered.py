@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl.communication import Message, dense
-from pfl.errors import require
+from pfl.datamodules.ranges import Count
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.local_training import Network
 
@@ -47,12 +47,11 @@ class Buffered(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        buffer_size: int,
+        buffer_size: Count,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting=weighting, buffers="local", **kwargs)
-        require("buffer_size", buffer_size, buffer_size >= 1, "at least 1")
         self.buffer_size = buffer_size
         self._models: Tensor | None = None
         self.add_server_state("starts", self._first_starts)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
-from pfl.datamodules.errors import check_optional, check_whole
+from pfl.datamodules.ranges import Checked, Count, NonNegative, PositiveShare, Range
 from pfl.engines.base import EngineName
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import (
@@ -29,7 +29,7 @@ from pfl.engines.local_step import (
 )
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
-from pfl.errors import ConfigError, require, require_one_of
+from pfl.errors import ConfigError
 from pfl.method.groups import ClientGroups
 from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
@@ -44,7 +44,7 @@ Network: TypeAlias = Classifier | Family | nn.Module
 """A network, or several. The command line looks for a short name, as MLP, among our own first."""
 
 
-class Remade:
+class Remade(Checked):
     """An object that can be made once more, with another network.
 
     A class of its own, below the methods: the command line asks the `__init__` of a class for its
@@ -52,7 +52,7 @@ class Remade:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        made = super().__new__(cls)
+        made = super().__new__(cls, *args, **kwargs)
         if args or kwargs:  # a copy has none
             made.__dict__["_made_of"] = (args, kwargs)
         return made
@@ -98,16 +98,18 @@ class LocalTraining(Remade, MovableModule):
         progress: What the run has done so far.
     """
 
+    argument_group = "model"
+
     def __init__(
         self,
         network: Network,
         *,
-        lr: float = 0.1,
-        lr_decay: float = 1.0,
-        weight_decay: float = 0.0,
-        local_epochs: int = 1,
-        local_steps: int | None = None,
-        batch_size: int | None = 32,
+        lr: Annotated[float, Range(above=0, below=1e38)] = 0.1,
+        lr_decay: PositiveShare = 1.0,
+        weight_decay: NonNegative = 0.0,
+        local_epochs: Count = 1,
+        local_steps: Count | None = None,
+        batch_size: Count | None = 32,
         optimizer: OptimizerFactory | None = None,
         buffers: Literal["average", "local"] = "average",
         loss: nn.Module | None = None,
@@ -121,13 +123,6 @@ class LocalTraining(Remade, MovableModule):
             network = copy.deepcopy(network.networks[network.names[0]])
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
-        require_one_of("buffers", buffers, "average", "local")
-        require("lr", lr, 0 < lr < 1e38, "positive and below 1e38")
-        require("lr_decay", lr_decay, 0 < lr_decay <= 1, "above 0 and at most 1")
-        require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
-        check_whole("model.local_epochs", local_epochs)
-        check_optional("model.local_steps", local_steps)
-        check_optional("model.batch_size", batch_size)
         self.automatic_optimization = False
         if trainable is not None:
             try:

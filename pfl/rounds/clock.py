@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
-from pfl.datamodules.errors import require_value
 from pfl.datamodules.randomness import generator
+from pfl.datamodules.ranges import Checked, NonNegative, Positive
 from pfl.errors import ConfigError
 from pfl.files import read_value
 
 
 @dataclass(frozen=True)
-class Clock:
+class Clock(Checked):
     """How fast clients are. A client takes latency_i + (sample gradients) / speed_i seconds.
 
     The sample gradients are those of the client's local steps in a round, as `cost` of the method
@@ -39,16 +39,11 @@ class Clock:
         array([2.5, 1.5])
     """
 
-    speed: float = 1000.0
-    spread: float = 0.0
-    latency: float = 0.0
+    argument_group: ClassVar[str] = "loop.clock"
+    speed: Positive = 1000.0
+    spread: NonNegative = 0.0
+    latency: NonNegative = 0.0
     clients: str | Sequence[Sequence[float]] | None = None
-
-    def __post_init__(self) -> None:
-        key = "loop.clock"
-        require_value(f"{key}.speed", self.speed, 0 < self.speed < math.inf, "above 0")
-        require_value(f"{key}.spread", self.spread, 0 <= self.spread < math.inf, "at least 0")
-        require_value(f"{key}.latency", self.latency, 0 <= self.latency < math.inf, "at least 0")
 
     @cached_property
     def given(self) -> np.ndarray | None:

@@ -23,7 +23,8 @@ from pfl.aggregation.robust import Rule
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
-from pfl.datamodules.errors import check_whole, require_value
+from pfl.datamodules.errors import require_value
+from pfl.datamodules.ranges import Checked, Count, CountOrZero, NonNegative, Positive, ProperShare
 from pfl.errors import ConfigError
 from pfl.machine import runs_here, runs_on_card
 from pfl.randomness import DrawKey, Secret, Seeded
@@ -38,7 +39,7 @@ from pfl.stages.stage import Stage
 Split = Literal["val", "test"]
 
 
-class FederatedLoop(LightningDataModule):
+class FederatedLoop(Checked, LightningDataModule):
     """Feeds the Trainer with cohorts of clients.
 
     Args:
@@ -106,6 +107,8 @@ class FederatedLoop(LightningDataModule):
         False
     """
 
+    argument_group = "loop"
+
     def __init__(
         self,
         datamodule: FederatedDataModule,
@@ -115,23 +118,23 @@ class FederatedLoop(LightningDataModule):
         unseen: float | str | Sequence[int] | None = None,
         dropout: float | str | Sequence[Sequence[int]] = 0.0,
         stragglers: float | str | Sequence[Sequence[int]] = 0.0,
-        straggler_work: float = 0.5,
+        straggler_work: ProperShare = 0.5,
         clock: Clock | None = None,
         privacy: Privacy | None = None,
         sample_privacy: SamplePrivacy | None = None,
         aggregation: Rule | None = None,
         attackers: Attackers | None = None,
         stages: Sequence[Stage] = (),
-        clients_at_once: int | None = None,
-        state_memory: float | None = None,
+        clients_at_once: Count | None = None,
+        state_memory: NonNegative | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         evaluate: Sequence[Split] = ("val", "test"),
         finetune: int | Sequence[int] | None = None,
-        finetune_lr: float | None = None,
+        finetune_lr: Positive | None = None,
         neighbours: Neighbours | None = None,
         metrics: list[Metric] | dict[str, Metric] | None = None,
         select_by: str | None = None,
-        seed: int | None = None,
+        seed: CountOrZero | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(datamodule, FederatedDataModule):
@@ -140,8 +143,6 @@ class FederatedLoop(LightningDataModule):
                 f"FederatedDataModule, whose samples clients own"
             )
         self.datamodule = datamodule
-        if seed is not None:
-            check_whole("loop.seed", seed, 0)
         seed = datamodule.seed if seed is None else seed
         self.participation = Participation(
             datamodule,
@@ -181,13 +182,8 @@ class FederatedLoop(LightningDataModule):
         self.plan(clients_at_once or sys.maxsize, stateful=True, cost=np.asarray)
         self._data: ClientData | None = None
         self._store: ClientStore | None = None  # of the run, once it has begun
-        if clients_at_once is not None:
-            check_whole("loop.clients_at_once", clients_at_once)
-        possible = state_memory is None or 0 <= state_memory < 2**63
-        require_value("loop.state_memory", state_memory, possible, "at least 0 (GiB), or null")
-        dtypes = ("float32", "float16", "bfloat16")
-        is_dtype = state_dtype is None or state_dtype in dtypes
-        require_value("loop.state_dtype", state_dtype, is_dtype, f"{', '.join(dtypes)} or null")
+        holds = state_memory is None or state_memory < 2**63
+        require_value("loop.state_memory", state_memory, holds, "below 2**63 (GiB)")
         unknown = sorted(set(self.evaluate) - {"val", "test"})
         require_value("loop.evaluate", unknown, not unknown, "val, test or both")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -133,10 +133,6 @@ class Participation:
         self.draws: DrawKey = Seeded(seed)
         self.clients_per_round = clients_per_round
         self.sampling = sampling
-        samplings = get_args(Sampling)
-        require_value(
-            "loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}"
-        )
         holds = clients_per_round is None or _whole(clients_per_round)
         most = datamodule.num_clients
         expected = f"a whole number from 1 to {most} (data.num_clients), or null for everyone"
@@ -147,9 +143,6 @@ class Participation:
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
         self._all_alike = not (self.dropout or self.stragglers)
-        require_value(
-            "loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1"
-        )
 
     # ---- the population -----------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -63,10 +62,6 @@ class Finetuning:
         require_value("loop.finetune", steps, possible, expected)
         require_value(
             "loop.finetune", steps, len({*given}) == len(given), "a list of different numbers"
-        )
-        holds = lr is None or 0 < lr < math.inf
-        require_value(
-            "loop.finetune_lr", lr, holds, "positive and finite, or null for the method's"
         )
         return cls(tuple(sorted(given)), lr)
 

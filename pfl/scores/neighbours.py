@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pfl.datamodules.errors import check_whole, require_value
+from pfl.datamodules.ranges import Checked, Count, Positive
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbours(Checked):
     """kNN-Per (Marfoq et al., "Personalized Federated Learning through Local Memorization", 2022).
 
     A client remembers the features z_j (what the network's head gets) and the classes y_j of its
@@ -35,12 +35,9 @@ class Neighbours:
         [[0.0, 1.0]]
     """
 
-    k: int = 10
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_whole("loop.neighbours.k", self.k)
-        require_value("loop.neighbours.scale", self.scale, 0 < self.scale < math.inf, "above 0")
+    argument_group: ClassVar[str] = "loop.neighbours"
+    k: Count = 10
+    scale: Positive = 1.0
 
     def probabilities(self, z: Tensor, memory: Tensor, labels: Tensor, classes: int) -> Tensor:
         """Returns q, [n, classes], for features z [n, K] by the features of m > 0 labelled samples.

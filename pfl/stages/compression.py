@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfl.clients import Clients
+from pfl.datamodules.ranges import Count, PositiveShare, Range
 from pfl.parameters import Layer
 from pfl.stages.compressor import Compressor, Known, pack, unpack
 from pfl.stages.stage import Initial, Served
@@ -41,9 +42,8 @@ class TopK(Compressor):
 
     error_feedback: ClassVar[bool] = True
 
-    def __init__(self, share: float, messages: Sequence[str] = ("w",)) -> None:
+    def __init__(self, share: PositiveShare, messages: Sequence[str] = ("w",)) -> None:
         super().__init__(messages)
-        self.require("share", share, 0 < share <= 1, "more than 0 and at most 1")
         self.share = share
 
     def encode(self, x: Tensor, known: Known) -> dict[str, Tensor]:
@@ -71,9 +71,8 @@ class RandomK(Compressor):
         messages: The names of the messages that are compressed.
     """
 
-    def __init__(self, share: float, messages: Sequence[str] = ("w",)) -> None:
+    def __init__(self, share: PositiveShare, messages: Sequence[str] = ("w",)) -> None:
         super().__init__(messages)
-        self.require("share", share, 0 < share <= 1, "more than 0 and at most 1")
         self.share = share
 
     def encode(self, x: Tensor, known: Known) -> dict[str, Tensor]:
@@ -105,9 +104,12 @@ class QSGD(Compressor):
         messages: The names of the messages that are compressed.
     """
 
-    def __init__(self, levels: int, messages: Sequence[str] = ("w",)) -> None:
+    def __init__(
+        self,
+        levels: Annotated[int, Range(least=1, most=32767, whole=True)],
+        messages: Sequence[str] = ("w",),
+    ) -> None:
         super().__init__(messages)
-        self.require("levels", levels, 1 <= levels < 2**15, "a whole number from 1 to 32767")
         self.levels = levels
 
     def encode(self, x: Tensor, known: Known) -> dict[str, Tensor]:
@@ -170,9 +172,8 @@ class PowerSGD(Compressor):
 
     error_feedback: ClassVar[bool] = True
 
-    def __init__(self, rank: int, messages: Sequence[str] = ("w",)) -> None:
+    def __init__(self, rank: Count, messages: Sequence[str] = ("w",)) -> None:
         super().__init__(messages)
-        self.require("rank", rank, rank >= 1, "at least 1")
         self.rank = rank
 
     def states(self) -> dict[str, Initial]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import Message
+from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.randomness import generator
 from pfl.stages.stage import Initial, Messages, Place, Served, Stage
@@ -66,7 +67,9 @@ class Compressor(Stage):
 
     def __init__(self, messages: Sequence[str] = ("w",)) -> None:
         named = not isinstance(messages, str) and len(messages) > 0
-        self.require("messages", messages, named, "a list of names, such as [w]")
+        require_value(
+            self.argument_key("messages"), messages, named, "a list of names, such as [w]"
+        )
         self.messages = list(messages)
         self._served: Served
 
@@ -90,11 +93,6 @@ class Compressor(Stage):
 
     def remember(self, clients: Clients, name: str, payload: Mapping[str, Tensor]) -> None:
         """Changes the clients' states once the payload of a message is made."""
-
-    def require(self, name: str, value: object, holds: bool, allowed: str) -> None:
-        """Refuses a value of an argument in one line, unless the condition holds."""
-        if not holds:
-            raise ConfigError(f"{self.key}.{name}: {value!r}; it must be {allowed}")
 
     # ---- what a stage does --------------------------------------------------------------------
 

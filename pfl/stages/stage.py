@@ -26,6 +26,7 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.context import RunContext
+from pfl.datamodules.ranges import Checked
 from pfl.errors import ConfigError
 from pfl.parameters import Layer
 
@@ -89,7 +90,7 @@ class Served:
             )
 
 
-class Stage:
+class Stage(Checked):
     """What acts on messages between their sender and their reader; this class does nothing.
 
     A subclass overrides what it needs. `loop.stages` takes a list of stages.
@@ -127,6 +128,10 @@ class Stage:
     def key(self) -> str:
         """The argument of the loop that asks for this stage, for error messages."""
         return f"loop.stages: {type(self).__name__}"
+
+    @classmethod
+    def argument_key(cls, name: str) -> str:
+        return f"loop.stages: {cls.__name__}.{name}"
 
     def describe(self) -> str:
         """Returns what the stage is, for a description of the run; here the name of its class."""

@@ -182,9 +182,9 @@ def test_running_statistics_are_not_averaged_in_private_runs(fit):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"clip": 0.0}, "loop.privacy.clip: 0.0; it must be above 0"),
+        ({"clip": 0.0}, "loop.privacy.clip: 0.0; it must be positive"),
         ({"noise_multiplier": -1.0}, "loop.privacy.noise_multiplier: -1.0; it must be at least 0"),
-        ({"delta": 1.0}, "loop.privacy.delta: 1.0; it must be in (0, 1)"),
+        ({"delta": 1.0}, "loop.privacy.delta: 1.0; it must be positive and below 1"),
         ({"noise_multiplier": None}, "loop.privacy: give noise_multiplier, or epsilon, from which"),
     ],
 )

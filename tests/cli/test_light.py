@@ -5,8 +5,9 @@ from matplotlib import get_cachedir
 
 from pfl.cli import main
 from pfl.configuration import light, signatures
-from pfl.configuration.app import FederatedCLI
+from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import find_configs
+from pfl.configuration.messages import explain
 from pfl.errors import ConfigError
 from tests.cli import test_cli, test_cli_values
 from tests.cli.configurations import NETWORK, PARTITION, SMALL, changed, write
@@ -37,6 +38,15 @@ class Parsed(FederatedCLI):
         super().parse_arguments(parser, args)
 
 
+def built(words):
+    """The line of the command that builds method, data and loop, if any."""
+    try:
+        CheckCLI(words)
+    except ValueError as error:  # the parser wraps a ConfigError
+        return explain(error)
+    return None
+
+
 @pytest.fixture(scope="module")
 def answers():
     """A function that returns the lines of the parser and of the check."""
@@ -55,6 +65,8 @@ def answers():
             light_line = light.Check(Shared.notes, find_configs(words)).line
         except ConfigError as error:
             light_line = str(error)
+        if full is None and light_line is not None:  # of a range, which constructors check
+            full = built(words)
         return full, light_line
 
     return both
@@ -109,6 +121,12 @@ FOUND_WORDS = [
     "--data.partition SplitOwn",
     "--data.num_client 3",
     "--config nosuch",
+    "--model Ditto --model.penalty -1",
+    "--model Ditto --model.personal_epochs=0",
+    "--model.batch_size 0",
+    "--model.lr 1e39",
+    "--loop.seed=-1",
+    "--loop.clients_at_once 0",
 ]
 
 
@@ -137,6 +155,8 @@ OTHERS = [  # right, or for the parser to decide
     "--data.partition.help=FedAvg",
     "--model.lr",
     "--ckpt a",
+    "--data.partition Dirichlet --data.partition.alpha -1",  # the line names the class alone
+    "--model pFedMe --model.penalty 300",  # with the rate; the parser knows
 ]
 
 

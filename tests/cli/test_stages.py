@@ -68,7 +68,7 @@ def test_a_stage_of_ones_own_is_found_by_its_path(tmp_path, monkeypatch):
 MISTAKES = {
     "an argument": (
         [{"class_path": "TopK", "init_args": {"share": 2.0}}],
-        "loop.stages: TopK.share: 2.0; it must be more than 0 and at most 1",
+        "loop.stages: TopK.share: 2.0; it must be positive and at most 1",
     ),
     "no argument": (["TopK"], "share"),
     "a class": (["Topk"], "there is no class 'Topk' here"),

@@ -146,7 +146,7 @@ def test_pfllib_pathological_equals_its_reference(classes, balance):
 
 
 def test_pfllib_s_arguments_are_checked(one_line):
-    with one_line("PFLlibDirichlet.alpha: -1; it must be positive and finite"):
+    with one_line("PFLlibDirichlet.alpha: -1; it must be positive"):
         PFLlibDirichlet(-1)
     with one_line("PFLlibPathological.classes: 7; it must be at most 6"):
         table(PFLlibPathological(7))

@@ -120,7 +120,9 @@ def test_mistakes_are_named(tmp_path, one_line):
     (tmp_path / "empty").mkdir()
     with one_line("holds no images", "<class>/<image>"):
         load(tmp_path / "empty")
-    with one_line("ImageFolderDataModule.levels: 'class/class'; it must be class, client/class"):
+    with one_line(
+        "ImageFolderDataModule.levels: 'class/class'; it must be one of class, client/class"
+    ):
         load(tmp_path, "class/class")
     with one_line("levels: 'class'; it must be None, as there is a table"):
         load(tmp_path, "class", table="list.csv")

@@ -114,9 +114,9 @@ def test_dirichlet_redraws_until_every_client_has_the_minimum():
 def test_wrong_arguments_of_dirichlet_are_refused(one_line):
     rng = np.random.default_rng(0)
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
-        with one_line(f"Dirichlet.alpha: {alpha}; it must be positive and finite"):
+        with one_line(f"Dirichlet.alpha: {alpha}; it must be positive"):
             Dirichlet(alpha)
-    with one_line("Dirichlet.over: 'client'; it must be 'clients' or 'labels'"):
+    with one_line("Dirichlet.over: 'client'; it must be clients or labels"):
         Dirichlet(1.0, over="client")
     with one_line("Dirichlet.min_size: 0"):
         Dirichlet(1.0, min_size=0)

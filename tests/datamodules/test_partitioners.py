@@ -159,7 +159,7 @@ def test_numbers_beside_text_are_refused_as_client_ids(one_line):
 
 def test_wrong_arguments_of_lognormal_are_refused(one_line):
     for sigma in (-1.0, float("nan"), float("inf")):
-        with one_line(f"LogNormal.sigma: {sigma}; it must be at least 0 and finite"):
+        with one_line(f"LogNormal.sigma: {sigma}; it must be at least 0"):
             LogNormal(sigma)
     with one_line("LogNormal.min_size: 0"):
         LogNormal(1.0, min_size=0)

@@ -296,7 +296,7 @@ def test_a_column_of_floating_numbers_can_be_of_classes(file, tmp_path, one_line
     data = TableDataModule(path, "y", num_clients=1, target_kind="classes")
     assert data.class_names == ["0", "2", "10"]
     assert data.samples.targets.tolist() == [2, 0, 1, 2]
-    with one_line("TableDataModule.target_kind: 'class'; it must be classes, numbers or None"):
+    with one_line("TableDataModule.target_kind: 'class'; it must be classes or numbers, or null"):
         TableDataModule(path, "y", num_clients=1, target_kind="class")
     texts = of_cells(tmp_path / "a.csv", "1", ["1e2", "100", "100.0"])
     data = TableDataModule(texts, "y", ["a"], num_clients=1, target_kind="classes")

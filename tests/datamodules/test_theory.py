@@ -71,7 +71,7 @@ def test_defaults_are_those_of_the_papers():
     ("make", "kwargs", "parts"),
     [
         (HeterogeneousLogistic, {"classes": 1}, ["classes: 1", "at least 2"]),
-        (HeterogeneousLogistic, {"labels": "max"}, ["labels: 'max'", "'argmax' or 'sampled'"]),
+        (HeterogeneousLogistic, {"labels": "max"}, ["labels: 'max'", "argmax or sampled"]),
         (HeterogeneousLogistic, {"heterogeneity": -1.0}, ["heterogeneity: -1.0", "at least 0"]),
         (HeterogeneousLogistic, {"test_samples": -1}, ["test_samples: -1", "at least 0"]),
         (HeterogeneousLogistic, {"num_clients": 0}, ["num_clients: 0", "at least 1"]),
@@ -79,7 +79,7 @@ def test_defaults_are_those_of_the_papers():
         (LeastSquares, {"condition": 0.5}, ["condition: 0.5", "at least 1"]),
         (LeastSquares, {"condition": math.nan}, ["condition: nan", "at least 1"]),
         (LeastSquares, {"features": 1}, ["condition: 10.0", "must be 1", "features=1"]),
-        (AgentLogistic, {"non_iid": "none"}, ["non_iid: 'none'", "'weak' or 'strong'"]),
+        (AgentLogistic, {"non_iid": "none"}, ["non_iid: 'none'", "weak or strong"]),
         (AgentLogistic, {"features": 2.0}, ["features: 2.0", "whole number"]),
         (AgentLogistic, {"beta": -0.1}, ["beta: -0.1", "at least 0"]),
     ],

@@ -257,6 +257,14 @@ def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
         ),
         ({"baseline": "FedPrix"}, ["baseline", "FedPrix"]),
         ({"tune": {"space": {"model.init_args.lrr": [1]}}}, ["lrr"]),
+        (  # the first value is right, so that the first run would be
+            {"tune": {"space": {"model.init_args.lr": [0.1, 0.0]}}},
+            ["FedAvg: space.model.init_args.lr: 0.0; it must be positive"],
+        ),
+        (
+            {"tune": {"space": {"model.init_args.lr_decay": {"low": 0.5, "high": 1.5}}}},
+            ["space.model.init_args.lr_decay: 1.5; it must be positive and at most 1"],
+        ),
         (
             {"protocol": {"class_path": "SplitOwn", "init_args": {"validation": 0.0}}},
             ["FedAvg, seed=0: ", "validation"],  # found before the first trial

@@ -24,7 +24,7 @@ EXCHANGED: list[tuple[type, type]] = [
 OPERATORS = dict([*EXCHANGED, *((b, a) for a, b in EXCHANGED)])
 OPERATORS |= {ast.FloorDiv: ast.Div, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 NOT_SWAPPED = {"isinstance", "max", "min"}  # a swap of arguments raises, or changes nothing
-CHECKS = {"require", "require_one_of", "ConfigError"}  # beside a condition they hold text for users
+CHECKS = {"require", "ConfigError"}  # beside a condition they hold text for users
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def test_impossible_traces_are_refused(what, value, parts):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -1.0, float("nan"), 2])
 def test_impossible_work_is_refused(value):
-    with refused(f"loop.straggler_work: {value}", "between 0 and 1"):
+    with refused(f"loop.straggler_work: {value}", "positive and below 1"):
         loop(straggler_work=value)
 
 

@@ -299,10 +299,13 @@ def test_a_payload_of_no_client_has_its_parts_and_lengths():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: TopK(0.0), "loop.stages: TopK.share: 0.0; it must be more than 0 and at most 1"),
+        (lambda: TopK(0.0), "loop.stages: TopK.share: 0.0; it must be positive and at most 1"),
         (lambda: RandomK(1.5), "loop.stages: RandomK.share: 1.5"),
         (lambda: QSGD(0), "loop.stages: QSGD.levels: 0; it must be a whole number from 1 to 32767"),
-        (lambda: PowerSGD(0), "loop.stages: PowerSGD.rank: 0; it must be at least 1"),
+        (
+            lambda: PowerSGD(0),
+            "loop.stages: PowerSGD.rank: 0; it must be a whole number of at least 1",
+        ),
         (lambda: SignEF("w"), "loop.stages: SignEF.messages: 'w'; it must be a list of names"),
     ],
 )

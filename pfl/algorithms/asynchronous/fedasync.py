@@ -10,7 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pfl.method import Buffered, Clients, Message, Network, require, require_one_of
+from pfl.method import (
+    Buffered,
+    Clients,
+    CountOrZero,
+    Message,
+    Network,
+    NonNegative,
+    PositiveShare,
+)
 
 
 class FedAsync(Buffered):
@@ -49,20 +57,15 @@ class FedAsync(Buffered):
         self,
         network: Network,
         *,
-        mixing: float = 0.6,
+        mixing: PositiveShare = 0.6,
         staleness: Literal["constant", "polynomial", "hinge"] = "polynomial",
-        exponent: float = 0.5,
-        slope: float = 10.0,
-        delay: int = 4,
-        proximal_weight: float = 0.005,
+        exponent: NonNegative = 0.5,
+        slope: NonNegative = 10.0,
+        delay: CountOrZero = 4,
+        proximal_weight: NonNegative = 0.005,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, buffer_size=1, **kwargs)
-        require("mixing", mixing, 0 < mixing <= 1, "in (0, 1]")
-        require_one_of("staleness", staleness, "constant", "polynomial", "hinge")
-        for name, value in {"exponent": exponent, "slope": slope, "delay": delay}.items():
-            require(name, value, value >= 0, "at least 0")
-        require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
         self.mixing = mixing
         self.kind = staleness
         self.proximal_weight = proximal_weight

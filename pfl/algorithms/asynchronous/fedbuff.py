@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.method import Buffered, Clients, Message, Network
+from pfl.method import Buffered, Clients, Count, Message, Network
 
 
 class FedBuff(Buffered):
@@ -40,7 +40,7 @@ class FedBuff(Buffered):
         5
     """
 
-    def __init__(self, network: Network, *, buffer_size: int = 10, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, buffer_size: Count = 10, **kwargs: Any) -> None:
         super().__init__(network, buffer_size=buffer_size, **kwargs)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:

@@ -14,9 +14,9 @@ from pfl.method import (
     Clients,
     FederatedAlgorithm,
     Network,
+    NonNegative,
     Objective,
     label_counts,
-    require,
     require_classes,
 )
 
@@ -54,9 +54,8 @@ class FedLC(FederatedAlgorithm):
         []
     """
 
-    def __init__(self, network: Network, *, calibration: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, calibration: NonNegative = 1.0, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        require("calibration", calibration, calibration >= 0, "at least 0")
         self.calibration = calibration
 
     def check_setup(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, require
+from pfl.method import Clients, FederatedAlgorithm, Network, NonNegative, require
 
 
 class FedNova(FederatedAlgorithm):
@@ -44,9 +44,10 @@ class FedNova(FederatedAlgorithm):
         tensor([1., 3.])
     """
 
-    def __init__(self, network: Network, *, proximal_weight: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self, network: Network, *, proximal_weight: NonNegative = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(network, **kwargs)
-        require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
         holds = self.lr * proximal_weight <= 1
         require("proximal_weight", proximal_weight, holds, f"at most 1 / lr, {1 / self.lr:.4g}")
         self.require_plain_steps()

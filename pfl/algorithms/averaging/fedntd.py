@@ -15,8 +15,9 @@ from pfl.method import (
     Clients,
     FederatedAlgorithm,
     Network,
+    NonNegative,
     Objective,
-    require,
+    Positive,
     require_classes,
 )
 
@@ -57,13 +58,11 @@ class FedNTD(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        distillation: float = 1.0,
-        temperature: float = 1.0,
+        distillation: NonNegative = 1.0,
+        temperature: Positive = 1.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require("distillation", distillation, distillation >= 0, "at least 0")
-        require("temperature", temperature, temperature > 0, "positive")
         self.distillation = distillation
         self.temperature = temperature
 

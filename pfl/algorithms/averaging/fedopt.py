@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, require
+from pfl.method import (
+    BelowOne,
+    Clients,
+    FederatedAlgorithm,
+    Network,
+    Positive,
+    require,
+)
 
 
 class AdaptiveServer(FederatedAlgorithm):
@@ -42,16 +49,14 @@ class AdaptiveServer(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        server_lr: float = 0.01,
+        server_lr: Positive = 0.01,
         betas: tuple[float, float] = (0.9, 0.99),
-        tau: float = 1e-3,
+        tau: Positive = 1e-3,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        require("server_lr", server_lr, server_lr > 0, "positive")
         usable = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
-        require("betas", betas, usable, "two numbers in [0, 1)")
-        require("tau", tau, tau > 0, "positive")
+        require("betas", betas, usable, "two numbers of at least 0 and below 1")
         self.server_lr = server_lr
         self.betas = tuple(betas)
         self.tau = tau
@@ -95,12 +100,11 @@ class FedAdagrad(AdaptiveServer):
         self,
         network: Network,
         *,
-        server_lr: float = 0.01,
-        beta: float = 0.0,
-        tau: float = 1e-3,
+        server_lr: Positive = 0.01,
+        beta: BelowOne = 0.0,
+        tau: Positive = 1e-3,
         **kwargs: Any,
     ) -> None:
-        require("beta", beta, 0 <= beta < 1, "in [0, 1)")
         super().__init__(network, server_lr=server_lr, betas=(beta, 0.0), tau=tau, **kwargs)
 
     def second_moment(self, square: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from pfl.method import Batch, Clients, FederatedAlgorithm, Network, require, require_one_of
+from pfl.method import Batch, Clients, Count, FederatedAlgorithm, Network, Positive
 
 
 class PerFedAvg(FederatedAlgorithm):
@@ -60,17 +60,13 @@ class PerFedAvg(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        alpha: float = 0.01,
+        alpha: Positive = 0.01,
         variant: Literal["FO", "HF"] = "HF",
-        delta: float = 1e-3,
-        adaptation_steps: int = 1,
+        delta: Positive = 1e-3,
+        adaptation_steps: Count = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        require("alpha", alpha, alpha > 0, "positive")
-        require("delta", delta, delta > 0, "positive")
-        require("adaptation_steps", adaptation_steps, adaptation_steps >= 1, "at least 1")
-        require_one_of("variant", variant, "FO", "HF")
         self.require_plain_steps()
         self.alpha = alpha
         self.variant = variant

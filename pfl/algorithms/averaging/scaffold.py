@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, LocalSchedule, Network, require, require_one_of
+from pfl.method import Clients, FederatedAlgorithm, LocalSchedule, Network, Positive
 
 
 class SCAFFOLD(FederatedAlgorithm):
@@ -52,13 +52,11 @@ class SCAFFOLD(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        server_lr: float = 1.0,
+        server_lr: Positive = 1.0,
         option: Literal["I", "II"] = "II",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        require("server_lr", server_lr, server_lr > 0, "positive")
-        require_one_of("option", option, "I", "II")
         self.require_plain_steps()
         self.server_lr = server_lr
         self.option = option

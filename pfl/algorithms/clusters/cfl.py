@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, inner_products, require
+from pfl.method import (
+    Clients,
+    Count,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    NonNegative,
+    dense,
+    inner_products,
+)
 
 
 class CFL(FederatedAlgorithm):
@@ -73,18 +82,15 @@ class CFL(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        mean_norm: float = 0.4,
-        largest_norm: float = 1.6,
-        most_clusters: int = 8,
+        mean_norm: NonNegative = 0.4,
+        largest_norm: NonNegative = 1.6,
+        most_clusters: Count = 8,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(
             network, weighting=weighting, server_optimizer=None, buffers="local", **kwargs
         )
-        require("mean_norm", mean_norm, mean_norm >= 0, "at least 0")
-        require("largest_norm", largest_norm, largest_norm >= 0, "at least 0")
-        require("most_clusters", most_clusters, most_clusters >= 1, "at least 1")
         self.mean_norm = mean_norm
         self.largest_norm = largest_norm
         self.most_clusters = most_clusters

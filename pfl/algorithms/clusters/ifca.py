@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, generator, redrawn, require
+from pfl.method import (
+    Clients,
+    Count,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    Positive,
+    generator,
+    redrawn,
+    require,
+)
 
 
 class IFCA(FederatedAlgorithm):
@@ -65,19 +75,16 @@ class IFCA(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        clusters: int = 2,
-        perturbation: float | None = None,
+        clusters: Count = 2,
+        perturbation: Positive | None = None,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting=weighting, server_optimizer=None, **kwargs)
-        require("clusters", clusters, clusters >= 1, "at least 1")
         if perturbation is None:
             layers = [self.global_model[layer.span] for layer in self.space.layers]
             differ = clusters == 1 or any(values.min() < values.max() for values in layers)
             require("perturbation", None, differ, "a number, as the network's values are all alike")
-        else:
-            require("perturbation", perturbation, perturbation > 0, "positive")
         self.clusters = clusters
         self.perturbation = perturbation
         self.add_server_state("models", self.global_model.repeat(clusters, 1))

@@ -17,11 +17,12 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
     Objective,
+    PositiveShare,
     features,
     head_name,
     linear_head,
-    require,
 )
 
 
@@ -44,7 +45,7 @@ class FedDBE(FederatedAlgorithm):
 
     Args:
         penalty: κ of the mean regularization. The default is that of the authors' script.
-        momentum: μ, in (0, 1]; 1: the mean of the mini-batch alone, as in the authors' script.
+        momentum: μ. 1: the mean of the mini-batch alone, as in the authors' script.
 
     Note:
         The head is a linear layer with a bias, and z is what it gets.
@@ -70,11 +71,14 @@ class FedDBE(FederatedAlgorithm):
     mean: Tensor
 
     def __init__(
-        self, network: Network, *, penalty: float = 50.0, momentum: float = 1.0, **kwargs: Any
+        self,
+        network: Network,
+        *,
+        penalty: NonNegative = 50.0,
+        momentum: PositiveShare = 1.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require("penalty", penalty, penalty >= 0, "at least 0")
-        require("momentum", momentum, 0 < momentum <= 1, "in (0, 1]")
         self.penalty = penalty
         self.momentum = momentum
         self.width = linear_head(self).in_features

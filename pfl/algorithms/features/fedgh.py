@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from pfl.method import (
     Clients,
     ConfigError,
+    Count,
     FederatedAlgorithm,
     Message,
     Network,
+    Positive,
     class_sums,
     features,
     generator,
@@ -23,7 +25,6 @@ from pfl.method import (
     masked,
     number_of_classes,
     replace_values_in,
-    require,
     select_part,
     values_in,
 )
@@ -76,19 +77,15 @@ class FedGH(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        server_lr: float = 0.01,
-        server_epochs: int = 1,
-        server_batch_size: int | None = 1,
+        server_lr: Positive = 0.01,
+        server_epochs: Count = 1,
+        server_batch_size: Count | None = 1,
         **kwargs: Any,
     ) -> None:
         # The server uses the pairs themselves; a weighted mean of them would have no meaning.
         super().__init__(
             network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
         )
-        require("server_lr", server_lr, server_lr > 0, "positive")
-        require("server_epochs", server_epochs, server_epochs >= 1, "at least 1")
-        whole = server_batch_size is None or server_batch_size >= 1
-        require("server_batch_size", server_batch_size, whole, "at least 1, or null")
         self.server_lr = server_lr
         self.server_epochs = server_epochs
         self.server_batch_size = server_batch_size

@@ -14,16 +14,18 @@ from torch import Tensor
 from pfl.method import (
     BatchSamples,
     Clients,
+    Count,
     Message,
     Network,
+    NonNegative,
     Objective,
     PartlyPersonal,
+    Positive,
     class_sums,
     distance_to_means,
     linear_head,
     masked,
     replace_values_in,
-    require,
     require_classes,
     values_in,
 )
@@ -81,15 +83,12 @@ class FedPAC(PartlyPersonal):
         self,
         network: Network,
         *,
-        penalty: float = 1.0,
-        head_epochs: int = 1,
-        head_lr: float = 0.1,
+        penalty: NonNegative = 1.0,
+        head_epochs: Count = 1,
+        head_lr: Positive = 0.1,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require("penalty", penalty, penalty >= 0, "at least 0")
-        require("head_epochs", head_epochs, head_epochs >= 1, "at least 1")
-        require("head_lr", head_lr, head_lr > 0, "positive")
         self.penalty = penalty
         self.head_epochs = head_epochs
         self.head_lr = head_lr

@@ -16,11 +16,11 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
     Objective,
     class_sums,
     distance_to_means,
     linear_head,
-    require,
     require_classes,
 )
 
@@ -65,12 +65,11 @@ class FedProto(FederatedAlgorithm):
     has_personalized = True
     prototypes: Tensor
 
-    def __init__(self, network: Network, *, penalty: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, penalty: NonNegative = 1.0, **kwargs: Any) -> None:
         # Sums over a class are weighted by themselves.
         super().__init__(
             network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
         )
-        require("penalty", penalty, penalty >= 0, "at least 0")
         self.penalty = penalty
         head = linear_head(self)
         self.add_client_state("w", self.first_model)

@@ -9,7 +9,15 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from pfl.method import BatchSamples, Clients, FederatedAlgorithm, Network, Objective, require
+from pfl.method import (
+    BatchSamples,
+    Clients,
+    FederatedAlgorithm,
+    Network,
+    NonNegative,
+    Objective,
+    Positive,
+)
 
 
 class MOON(FederatedAlgorithm):
@@ -46,11 +54,14 @@ class MOON(FederatedAlgorithm):
     """
 
     def __init__(
-        self, network: Network, *, contrast: float = 1.0, temperature: float = 0.5, **kwargs: Any
+        self,
+        network: Network,
+        *,
+        contrast: NonNegative = 1.0,
+        temperature: Positive = 0.5,
+        **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require("contrast", contrast, contrast >= 0, "at least 0")
-        require("temperature", temperature, temperature > 0, "positive")
         self.contrast = contrast
         self.temperature = temperature
         self.add_client_state("previous", self.first_model)

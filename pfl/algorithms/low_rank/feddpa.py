@@ -15,6 +15,7 @@ from torch import Tensor
 from pfl.method import (
     Clients,
     ConfigError,
+    Count,
     LoRA,
     Message,
     Network,
@@ -23,7 +24,6 @@ from pfl.method import (
     Trainable,
     factor_mask,
     masked,
-    require,
     values_in,
 )
 
@@ -64,7 +64,7 @@ class FedDPA(PartlyPersonal):
         *,
         trainable: Trainable | str | None = "lora",
         personal: Part = ("*own_A", "*own_B"),
-        personal_epochs: int = 1,
+        personal_epochs: Count = 1,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
@@ -77,7 +77,6 @@ class FedDPA(PartlyPersonal):
         super().__init__(
             network, trainable=trainable, personal=personal, weighting=weighting, **kwargs
         )
-        require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
         self.personal_epochs = personal_epochs
         self.add_constant("own_b", factor_mask(self.space, "own_B"))
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, Step, require
+from pfl.method import Clients, FederatedAlgorithm, Network, Share, Step
 
 
 class APFL(FederatedAlgorithm):
@@ -55,10 +55,9 @@ class APFL(FederatedAlgorithm):
     personalization_penalty = None
 
     def __init__(
-        self, network: Network, *, alpha: float = 0.5, adaptive: bool = False, **kwargs: Any
+        self, network: Network, *, alpha: Share = 0.5, adaptive: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        require("alpha", alpha, 0 <= alpha <= 1, "in [0, 1]")
         self.require_plain_steps()
         self.alpha = alpha
         self.adaptive = adaptive

@@ -16,8 +16,10 @@ from pfl.method import (
     LocalSchedule,
     Network,
     Part,
+    Positive,
+    PositiveShare,
+    TwoOrMore,
     replace_values_in,
-    require,
     select_part,
     values_in,
 )
@@ -41,7 +43,7 @@ class FedALA(FederatedAlgorithm):
 
     Args:
         adaptive: The last layers u: "head", or shell patterns of the names of their parameters.
-        share: s, in (0, 1], rounded up to whole mini-batches of the user's `batch_size`; they are
+        share: s, rounded up to whole mini-batches of the user's `batch_size`; they are
             drawn anew in each round, and all passes of a round take the same ones.
         weight_lr: η_W, without decay.
         threshold: The loss has settled when the standard deviation of the mean losses of the last
@@ -76,18 +78,14 @@ class FedALA(FederatedAlgorithm):
         network: Network,
         *,
         adaptive: Part = "head",
-        share: float = 0.8,
-        weight_lr: float = 1.0,
-        threshold: float = 0.1,
-        window: int = 10,
+        share: PositiveShare = 0.8,
+        weight_lr: Positive = 1.0,
+        threshold: Positive = 0.1,
+        window: TwoOrMore = 10,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
         part = select_part(self.network, self.space, adaptive, "model.adaptive")
-        require("share", share, 0 < share <= 1, "in (0, 1]")
-        require("weight_lr", weight_lr, weight_lr > 0, "positive")
-        require("threshold", threshold, threshold > 0, "positive")
-        require("window", window, window >= 2, "at least 2")
         self.share = share
         self.weight_lr = weight_lr
         self.threshold = threshold

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, ModelMixtures, Network, inner_products, require
+from pfl.method import (
+    Clients,
+    ConfigError,
+    Count,
+    ModelMixtures,
+    Network,
+    NonNegative,
+    Positive,
+    PositiveShare,
+    Share,
+    inner_products,
+)
 
 
 class FedAMP(ModelMixtures):
@@ -51,19 +62,14 @@ class FedAMP(ModelMixtures):
         self,
         network: Network,
         *,
-        alpha: float = 1e4,
-        alpha_decay: float = 0.1,
-        decay_rounds: int = 30,
-        sigma: float = 1e6,
-        penalty: float = 1.0,
+        alpha: Positive = 1e4,
+        alpha_decay: PositiveShare = 0.1,
+        decay_rounds: Count = 30,
+        sigma: Positive = 1e6,
+        penalty: NonNegative = 1.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
-        require("alpha", alpha, alpha > 0, "positive")
-        require("alpha_decay", alpha_decay, 0 < alpha_decay <= 1, "in (0, 1]")
-        require("decay_rounds", decay_rounds, decay_rounds >= 1, "at least 1")
-        require("sigma", sigma, sigma > 0, "positive")
-        require("penalty", penalty, penalty >= 0, "at least 0")
         self.alpha = alpha
         self.alpha_decay = alpha_decay
         self.decay_rounds = decay_rounds
@@ -145,13 +151,11 @@ class HeurFedAMP(FedAMP):
         self,
         network: Network,
         *,
-        own_weight: float | None = None,
-        sigma: float = 25.0,
+        own_weight: Share | None = None,
+        sigma: Positive = 25.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, sigma=sigma, **kwargs)
-        holds = own_weight is None or 0 <= own_weight <= 1
-        require("own_weight", own_weight, holds, "in [0, 1], or null")
         self.own_weight = own_weight
 
     def check_setup(self) -> None:

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
+    Count,
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
     Part,
     dense,
     generator,
@@ -23,7 +25,6 @@ from pfl.method import (
     masked,
     redrawn,
     replace_values_in,
-    require,
     select_part,
     values_in,
 )
@@ -83,16 +84,13 @@ class Floco(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        endpoints: int = 10,
-        projection_round: int = 10,
-        radius: float = 0.1,
+        endpoints: Count = 10,
+        projection_round: Count = 10,
+        radius: NonNegative = 0.1,
         simplex: Part = "head",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        require("endpoints", endpoints, endpoints >= 1, "at least 1")
-        require("projection_round", projection_round, projection_round >= 1, "at least 1")
-        require("radius", radius, radius >= 0, "at least 0")
         self.count = endpoints
         self.projection_round = projection_round
         self.radius = radius

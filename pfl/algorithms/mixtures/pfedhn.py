@@ -15,7 +15,19 @@ from torch.func import functional_call
 from torch.nn.functional import relu
 from torch.nn.utils import parameters_to_vector, skip_init, vector_to_parameters
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, generator, require
+from pfl.method import (
+    BelowOne,
+    Clients,
+    Count,
+    CountOrZero,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    NonNegative,
+    Positive,
+    dense,
+    generator,
+)
 
 
 class Hypernetwork(nn.Module):
@@ -106,25 +118,18 @@ class pFedHN(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        server_lr: float = 0.01,
-        server_momentum: float = 0.9,
-        server_weight_decay: float = 1e-3,
-        embedding: int | None = None,
-        width: int = 100,
-        hidden_layers: int = 3,
+        server_lr: Positive = 0.01,
+        server_momentum: BelowOne = 0.9,
+        server_weight_decay: NonNegative = 1e-3,
+        embedding: Count | None = None,
+        width: Count = 100,
+        hidden_layers: CountOrZero = 3,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, buffers="local", **kwargs)
-        require("server_lr", server_lr, server_lr > 0, "positive")
-        require("server_momentum", server_momentum, 0 <= server_momentum < 1, "in [0, 1)")
-        decay = server_weight_decay
-        require("server_weight_decay", decay, decay >= 0, "at least 0")
-        require("embedding", embedding, embedding is None or embedding >= 1, "at least 1, or null")
-        require("width", width, width >= 1, "at least 1")
-        require("hidden_layers", hidden_layers, hidden_layers >= 0, "at least 0")
         self.server_lr = server_lr
         self.server_momentum = server_momentum
-        self.server_decay = decay
+        self.server_decay = server_weight_decay
         self.embedding = embedding
         self.width = width
         self.hidden_layers = hidden_layers

@@ -15,9 +15,8 @@ from pfl.method import (
     Message,
     ModelMixtures,
     Network,
+    Share,
     inner_products,
-    require,
-    require_one_of,
 )
 
 
@@ -60,15 +59,11 @@ class FedACS(ModelMixtures):
         self,
         network: Network,
         *,
-        quantile: float | None = 0.5,
+        quantile: Share | None = 0.5,
         candidates: Literal["participants", "all"] = "participants",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require(
-            "quantile", quantile, quantile is None or 0 <= quantile <= 1, "from 0 to 1, or null"
-        )
-        require_one_of("candidates", candidates, "participants", "all")
         self.quantile = quantile
         self.candidates = candidates
 

@@ -13,13 +13,15 @@ from torch import Tensor
 from pfl.method import (
     Clients,
     ConfigError,
+    Count,
     FederatedAlgorithm,
     LocalSchedule,
     Message,
     Network,
+    Positive,
+    ProperShare,
     Step,
     require,
-    require_one_of,
 )
 
 
@@ -86,22 +88,17 @@ class FedAgg(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        rate_penalty: float = 0.1,
-        max_rate: float = 1.0,
-        damping_steps: int = 1,
+        rate_penalty: ProperShare = 0.1,
+        max_rate: Positive = 1.0,
+        damping_steps: Count = 1,
         mean_field: Literal["damped", "fixed_point"] = "damped",
-        tolerance: float = 1e-6,
+        tolerance: Positive = 1e-6,
         dynamics: Literal["own", "aggregated"] = "own",
         local_epochs: int = 3,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, local_epochs=local_epochs, server_optimizer=None, **kwargs)
-        require("rate_penalty", rate_penalty, 0 < rate_penalty < 1, "between 0 and 1")
         require("max_rate", max_rate, max_rate >= self.lr, f"at least lr, {self.lr}")
-        require("damping_steps", damping_steps, damping_steps >= 1, "at least 1")
-        require("tolerance", tolerance, tolerance > 0, "positive")
-        require_one_of("mean_field", mean_field, "damped", "fixed_point")
-        require_one_of("dynamics", dynamics, "own", "aggregated")
         for key in ("local_steps", "optimizer"):
             if kwargs.get(key) is not None:
                 raise ConfigError(

@@ -5,7 +5,7 @@ Personalized Federated Learning with Minimax Guarantees", ICML 2025.
 """
 
 import math
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from torch import Tensor
 from pfl.method import (
     Clients,
     ConfigError,
+    Count,
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
+    Positive,
+    Range,
     header,
     require,
-    require_one_of,
     sum_over_processes,
 )
 
@@ -82,43 +85,24 @@ class FedCLUP(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        penalty: float | Literal["corollary1"] = 0.5,
+        penalty: NonNegative | Literal["corollary1"] = 0.5,
         penalty_schedule: Literal["constant", "plateau", "authors_code"] = "constant",
-        server_step: float | Rule = "inverse_penalty",
+        server_step: Positive | Rule = "inverse_penalty",
         local_step: Literal["lr", "corollary2"] = "lr",
-        smoothness: float | None = None,
-        strong_convexity: float | None = None,
-        heterogeneity: float | None = None,
-        noise: float = 2.0,
-        growth: float = 2.0,
-        patience: int = 5,
-        tolerance: float = 1e-3,
-        max_penalty: float | None = None,
+        smoothness: Positive | None = None,
+        strong_convexity: Positive | None = None,
+        heterogeneity: NonNegative | None = None,
+        noise: Positive = 2.0,
+        growth: Annotated[float, Range(above=1)] = 2.0,
+        patience: Count = 5,
+        tolerance: NonNegative = 1e-3,
+        max_penalty: NonNegative | None = None,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting=weighting, server_optimizer=None, **kwargs)
-        if isinstance(penalty, str):
-            require("penalty", penalty, penalty == "corollary1", "a number or corollary1")
-        else:
-            require("penalty", penalty, 0 <= penalty < math.inf, "a number of at least 0")
-            growing = penalty > 0 or penalty_schedule != "plateau"
-            require("penalty", penalty, growing, "positive, so that the plateau rule can raise it")
-        if isinstance(server_step, str):
-            rules = get_args(Rule)
-            choices = f"a positive number or {' or '.join(rules)}"
-            require("server_step", server_step, server_step in rules, choices)
-        else:
-            require("server_step", server_step, server_step > 0, "positive")
-        require_one_of("penalty_schedule", penalty_schedule, "constant", "plateau", "authors_code")
-        require_one_of("local_step", local_step, "lr", "corollary2")
-        given = (smoothness, strong_convexity, heterogeneity, noise)
-        for name, value in zip((*CONSTANTS, "noise"), given, strict=True):
-            if value is not None:
-                _check_positive(name, value)
-        require("growth", growth, growth > 1, "above 1")
-        require("patience", patience, patience >= 1, "at least 1")
-        require("tolerance", tolerance, tolerance >= 0, "at least 0")
+        growing = penalty != 0 or penalty_schedule != "plateau"
+        require("penalty", penalty, growing, "positive, so that the plateau rule can raise it")
         self.penalty = penalty
         self.penalty_schedule = penalty_schedule
         self.server_step = server_step
@@ -130,7 +114,6 @@ class FedCLUP(FederatedAlgorithm):
         self.growth = growth
         self.patience = patience
         self.tolerance = tolerance
-        require("max_penalty", max_penalty, True, "at least the first penalty")
         self.max_penalty = math.inf if max_penalty is None else max_penalty
         if not isinstance(penalty, str):
             self._check_limit(penalty)
@@ -225,7 +208,7 @@ class FedCLUP(FederatedAlgorithm):
             raise ConfigError(
                 f"model.{name}: null, but {reason} needs a number, and the data module has none"
             )
-        return _check_positive(name, value)
+        return float(value)
 
     def _corollary1(self) -> float:
         """Returns λ of Corollary 1: the lower bound for similar clients, else the upper bound."""
@@ -259,9 +242,3 @@ class FedCLUP(FederatedAlgorithm):
         if since > 0 and last - loss < self.tolerance * abs(last):
             self.lam.fill_(min(self.growth * self.personalization_penalty, self.max_penalty))
         self.plateau.copy_(torch.tensor([loss, self.rounds], dtype=torch.float64))
-
-
-def _check_positive(name: str, value: float) -> float:
-    alike = name == "heterogeneity" and value == 0
-    require(name, value, value > 0 or alike, "positive")
-    return float(value)

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from pfl.method import (
     Batch,
+    BelowOne,
     Clients,
     ConfigError,
+    Count,
     FederatedAlgorithm,
     LocalSchedule,
     Message,
     Network,
+    Positive,
     generator,
     header,
     require,
@@ -78,28 +81,23 @@ class FedPD(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        proximal_step: float = 1.0,
-        skip_probability: float = 0.0,
-        communication_period: int = 1,
-        residual_tolerance: float | None = None,
+        proximal_step: Positive = 1.0,
+        skip_probability: BelowOne = 0.0,
+        communication_period: Count = 1,
+        residual_tolerance: Positive | None = None,
         variance_reduction: bool = False,
-        refresh_period: int = 20,
-        inner_step: float | None = None,
+        refresh_period: Count = 20,
+        inner_step: Positive | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         p = skip_probability
         k = communication_period
         tolerance = residual_tolerance
-        require("proximal_step", proximal_step, proximal_step > 0, "positive")
-        require("skip_probability", p, 0 <= p < 1, "at least 0 and below 1")
-        require("communication_period", k, k >= 1, "at least 1")
         both = p > 0 and k > 1
         require("communication_period", k, not both, "1 where skip_probability is not 0")
-        require("refresh_period", refresh_period, refresh_period >= 1, "at least 1")
-        require("inner_step", inner_step, inner_step is None or inner_step > 0, "positive")
         exact = self.batch_size is None and not variance_reduction
-        usable = tolerance is None or (tolerance > 0 and exact)
+        usable = tolerance is None or exact
         require(
             "residual_tolerance", tolerance, usable, "positive, with full gradients and Oracle I"
         )

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
+    Count,
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
+    Positive,
     dense,
     low_rank,
     low_rank_size,
     nuclear_norm_prox,
     refuse_factors,
-    require,
-    require_one_of,
     soft_threshold,
     sparse,
 )
@@ -82,10 +83,10 @@ class FedSLR(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        proximal_step: float = 10.0,
-        low_rank_penalty: float = 1e-4,
-        sparse_penalty: float = 1e-3,
-        personal_epochs: int = 1,
+        proximal_step: Positive = 10.0,
+        low_rank_penalty: NonNegative = 1e-4,
+        sparse_penalty: NonNegative = 1e-3,
+        personal_epochs: Count = 1,
         global_component: Component = "low_rank",
         personal_component: Component = "sparse",
         personal_start: Literal["zero", "initial"] = "zero",
@@ -94,10 +95,6 @@ class FedSLR(FederatedAlgorithm):
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         refuse_factors(self.network, "FedSLR")
-        require("proximal_step", proximal_step, proximal_step > 0, "positive")
-        require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
-        require("sparse_penalty", sparse_penalty, sparse_penalty >= 0, "at least 0")
-        require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
         self.proximal_step = proximal_step
         self.personal_epochs = personal_epochs
         self.low_rank_penalty = low_rank_penalty
@@ -106,7 +103,6 @@ class FedSLR(FederatedAlgorithm):
         self.personal_component = personal_component
         self.memory_efficient = memory_efficient
         self.add_client_state("gamma")
-        require_one_of("personal_start", personal_start, "zero", "initial")
         self.add_client_state(
             "p",
             0.0 if personal_start == "zero" else self.initial_matrices,

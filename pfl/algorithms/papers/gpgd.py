@@ -9,11 +9,11 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
     low_rank,
     low_rank_size,
     nuclear_norm_prox,
     refuse_factors,
-    require,
 )
 
 
@@ -36,10 +36,11 @@ class GPGD(FederatedAlgorithm):
     personalization_penalty = None
     ranks: Tensor
 
-    def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
+    def __init__(
+        self, network: Network, *, low_rank_penalty: NonNegative = 1e-4, **kwargs: Any
+    ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         refuse_factors(self.network, "GPGD")
-        require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
         self.add_server_state("ranks", self.space.full_ranks)
 

@@ -9,10 +9,10 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
+    NonNegative,
     low_rank,
     nuclear_norm_prox,
     refuse_factors,
-    require,
 )
 
 
@@ -34,10 +34,11 @@ class LPGD(FederatedAlgorithm):
 
     personalization_penalty = None
 
-    def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
+    def __init__(
+        self, network: Network, *, low_rank_penalty: NonNegative = 1e-4, **kwargs: Any
+    ) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
         refuse_factors(self.network, "LPGD")
-        require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:

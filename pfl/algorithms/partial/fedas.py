@@ -15,18 +15,19 @@ from torch import Tensor
 from pfl.method import (
     BatchSamples,
     Clients,
+    Count,
     LocalSchedule,
     Message,
     Network,
     Objective,
     Part,
     PartlyPersonal,
+    Positive,
     class_sums,
     distance_to_means,
     linear_head,
     masked,
     replace_values_in,
-    require,
     require_classes,
     values_in,
 )
@@ -77,14 +78,12 @@ class FedAS(PartlyPersonal):
         network: Network,
         *,
         personal: Part = "head",
-        alignment_lr: float = 0.01,
-        alignment_epochs: int = 1,
+        alignment_lr: Positive = 0.01,
+        alignment_epochs: Count = 1,
         **kwargs: Any,
     ) -> None:
         # Models are weighted by t_i.
         super().__init__(network, personal=personal, weighting="uniform", buffers="local", **kwargs)
-        require("alignment_lr", alignment_lr, alignment_lr > 0, "positive")
-        require("alignment_epochs", alignment_epochs, alignment_epochs >= 1, "at least 1")
         self.alignment_lr = alignment_lr
         self.alignment_epochs = alignment_epochs
         self.classes = linear_head(self).out_features

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
+    Count,
     FederatedAlgorithm,
     Message,
     Network,
     Part,
     masked,
-    require,
-    require_one_of,
     require_part,
     select_part,
 )
@@ -63,13 +62,11 @@ class FedBABU(FederatedAlgorithm):
         network: Network,
         *,
         head: Part = "head",
-        finetune_epochs: int = 5,
+        finetune_epochs: Count = 5,
         finetune_part: Literal["body", "head", "full"] = "full",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        require("finetune_epochs", finetune_epochs, finetune_epochs >= 1, "at least 1")
-        require_one_of("finetune_part", finetune_part, "body", "head", "full")
         part = select_part(self.network, self.space, head, "model.head")
         require_part("head", head, part)
         self.finetune_epochs = finetune_epochs

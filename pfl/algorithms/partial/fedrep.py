@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pfl.method import Clients, Message, Network, PartlyPersonal, require
+from pfl.method import Clients, Count, Message, Network, PartlyPersonal
 
 
 class FedRep(PartlyPersonal):
@@ -41,9 +41,8 @@ class FedRep(PartlyPersonal):
 
     losses = ("train", "head")
 
-    def __init__(self, network: Network, *, head_epochs: int = 10, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, head_epochs: Count = 10, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        require("head_epochs", head_epochs, head_epochs >= 1, "at least 1")
         self.head_epochs = head_epochs
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
+    Count,
     FederatedAlgorithm,
     LocalSchedule,
     Message,
     Network,
+    PositiveShare,
+    Share,
     generator,
     require,
-    require_one_of,
 )
 
 BITS = 8  # of a mask in one stored number: exact in every dtype of client states
@@ -72,23 +74,19 @@ class FedSpa(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        density: float = 0.5,
-        pruning_rate: float = 0.5,
-        pruning_rounds: int | None = None,
+        density: PositiveShare = 0.5,
+        pruning_rate: Share = 0.5,
+        pruning_rounds: Count | None = None,
         layers: Literal["erk", "uniform"] = "erk",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         fixed = sum(layer.size for layer in self.space.layers if len(layer.shape) < 2)
         self.prunable = [layer for layer in self.space.layers if len(layer.shape) >= 2]
-        rest = math.floor(density * self.space.size) - fixed if 0 < density <= 1 else 0
+        rest = math.floor(density * self.space.size) - fixed
         least = (fixed + len(self.prunable)) / self.space.size
         holds = rest >= len(self.prunable) > 0
         require("density", density, holds, f"at most 1, and at least {least:.3g} for this network")
-        require("pruning_rate", pruning_rate, 0 <= pruning_rate <= 1, "from 0 to 1")
-        possible = pruning_rounds is None or pruning_rounds >= 1
-        require("pruning_rounds", pruning_rounds, possible, "at least 1, or null")
-        require_one_of("layers", layers, "erk", "uniform")
         shapes = [layer.shape for layer in self.prunable]
         self.counts = spread(shapes, rest, even=layers == "uniform")
         self.density = density

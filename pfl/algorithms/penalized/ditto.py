@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, require
+from pfl.method import Clients, Count, FederatedAlgorithm, Network, NonNegative
 
 
 class Ditto(FederatedAlgorithm):
@@ -45,11 +45,14 @@ class Ditto(FederatedAlgorithm):
     personalization_penalty = None  # λ holds v_i to FedAvg's model, not to the minimum over both
 
     def __init__(
-        self, network: Network, *, penalty: float = 0.1, personal_epochs: int = 1, **kwargs: Any
+        self,
+        network: Network,
+        *,
+        penalty: NonNegative = 0.1,
+        personal_epochs: Count = 1,
+        **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        require("penalty", penalty, penalty >= 0, "at least 0")
-        require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
         self.penalty = penalty
         self.personal_epochs = personal_epochs
         self.add_client_state("v", self.first_model)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, require
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, Positive
 
 
 class FedDyn(FederatedAlgorithm):
@@ -45,9 +45,8 @@ class FedDyn(FederatedAlgorithm):
 
     h: Tensor
 
-    def __init__(self, network: Network, *, alpha: float = 0.1, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, alpha: Positive = 0.1, **kwargs: Any) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        require("alpha", alpha, alpha > 0, "positive")
         self.alpha = alpha
         self.add_client_state("g")
         self.add_server_state("h", torch.zeros_like(self.global_model))

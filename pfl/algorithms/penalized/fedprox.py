@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, require
+from pfl.method import Clients, FederatedAlgorithm, Network, NonNegative
 
 
 class FedProx(FederatedAlgorithm):
@@ -30,9 +30,10 @@ class FedProx(FederatedAlgorithm):
         0.1
     """
 
-    def __init__(self, network: Network, *, proximal_weight: float = 0.01, **kwargs: Any) -> None:
+    def __init__(
+        self, network: Network, *, proximal_weight: NonNegative = 0.01, **kwargs: Any
+    ) -> None:
         super().__init__(network, **kwargs)
-        require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
         self.proximal_weight = proximal_weight
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:

@@ -10,7 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, generator, header, require
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    NonNegative,
+    ProperShare,
+    generator,
+    header,
+    require,
+)
 
 
 class L2GD(FederatedAlgorithm):
@@ -66,15 +76,13 @@ class L2GD(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        penalty: float = 0.1,
-        averaging_probability: float = 0.2,
+        penalty: NonNegative = 0.1,
+        averaging_probability: ProperShare = 0.2,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         p = averaging_probability
         drawn = "the default, as L2GD draws the number of local steps"
-        require("penalty", penalty, penalty >= 0, "at least 0")
-        require("averaging_probability", p, 0 < p < 1, "above 0 and below 1")
         require("local_epochs", self.local_epochs, self.local_epochs == 1, f"1, {drawn}")
         require("local_steps", self.local_steps, self.local_steps is None, f"null, {drawn}")
         self.require_plain_steps()

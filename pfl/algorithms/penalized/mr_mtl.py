@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, require
+from pfl.method import Clients, FederatedAlgorithm, Network, NonNegative
 
 
 class MRMTL(FederatedAlgorithm):
@@ -39,9 +39,8 @@ class MRMTL(FederatedAlgorithm):
     has_personalized = True
     keeps_model = True
 
-    def __init__(self, network: Network, *, penalty: float = 0.1, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, penalty: NonNegative = 0.1, **kwargs: Any) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        require("penalty", penalty, penalty >= 0, "at least 0")
         self.penalty = penalty
         self.add_client_state("w", self.first_model)
 

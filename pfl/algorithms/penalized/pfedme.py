@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, Step, require
+from pfl.method import Clients, Count, FederatedAlgorithm, Network, Positive, Step, require
 
 
 class pFedMe(FederatedAlgorithm):
@@ -54,18 +54,14 @@ class pFedMe(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        penalty: float = 15.0,
-        personal_steps: int = 5,
-        personal_lr: float = 0.09,
-        server_mixture: float = 1.0,
+        penalty: Positive = 15.0,
+        personal_steps: Count = 5,
+        personal_lr: Positive = 0.09,
+        server_mixture: Positive = 1.0,
         lr: float = 0.005,
         **kwargs: Any,
     ) -> None:
         super().__init__(network, lr=lr, weighting="uniform", server_optimizer=None, **kwargs)
-        require("penalty", penalty, penalty > 0, "positive")
-        require("personal_steps", personal_steps, personal_steps >= 1, "at least 1")
-        require("personal_lr", personal_lr, personal_lr > 0, "positive")
-        require("server_mixture", server_mixture, server_mixture > 0, "positive")
         require("lr", lr, lr * penalty <= 1, f"at most 1 / penalty, {1 / penalty:.4g}")
         self.require_plain_steps()
         self.penalty = penalty

@@ -223,7 +223,7 @@ def test_a_round_is_a_mean_of_each_value_over_the_clients_that_have_it(tmp_path,
     torch.testing.assert_close(method.global_model, expected, rtol=0, atol=1e-13)
     sizes = [sum(map(np.prod, shapes[names[client % 3]])) for client in range(7)]
     assert method.progress.ledger.uplink.tolist() == [8 * 2 * int(size) for size in sizes]
-    assert method.progress.ledger.downlink.tolist() == method.ledger.uplink.tolist()
+    assert method.progress.ledger.downlink.tolist() == method.progress.ledger.uplink.tolist()
 
 
 def test_classes_that_a_client_lacks_have_the_score_zero(tmp_path):

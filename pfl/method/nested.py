@@ -14,7 +14,8 @@ from pfl.communication import Message, dense
 from pfl.engines.objective import BatchSamples, Objective
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.features import label_counts, number_of_classes
+from pfl.method.features import number_of_classes
+from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
 from pfl.parameters import Layer
 

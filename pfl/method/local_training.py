@@ -137,6 +137,11 @@ class LocalTraining(Remade, MovableModule):
         super().__init__()
         self.family: Family | None = None
         if isinstance(network, Family):
+            if weights is not None:
+                raise ConfigError(
+                    f"model.weights: {weights}; the clients have several networks (Family), and "
+                    f"one file has the values of one; leave it out"
+                )
             self.family = network
             network = copy.deepcopy(network.networks[network.names[0]])
         if not isinstance(network, nn.Module):

@@ -5,8 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Dirichlet
-from models import MLP, Family, SmallCNN
 from pfl import FederatedLoop
 from pfl.algorithms import (
     IFCA,
@@ -22,8 +20,10 @@ from pfl.algorithms import (
     pFedHN,
 )
 from pfl.callbacks import LocalBaseline
+from pfl.datamodules import DigitsDataModule, Dirichlet
 from pfl.method.exported import client_network
 from pfl.method.nested import nested_places
+from pfl.models import MLP, Family, SmallCNN
 from pfl.parameters import ParameterSpace
 from tests.algorithms.methods import (
     BATCHES,

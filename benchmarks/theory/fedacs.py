@@ -6,7 +6,7 @@ import math
 def least_squared_gradient(start: float, smooth: float, bound: float, rounds: int) -> float:
     """Returns the bound of the least |∇F_λ(W)|² of K rounds in Theorem 2.1, (6).
 
-    Its O(1/K) is left out, for which no constant is given: so the test is stricter than the theorem.
+    Its O(1/K) is left out, for which no constant is given: a test is stricter than the theorem.
 
     Args:
         start: F_λ(W⁰) - F_λ*.

@@ -1,10 +1,12 @@
-"""What FedAgg's paper states (arXiv 2303.15799): Propositions 3 to 5 and Theorems 3 to 5.
+"""What FedAgg's paper states (arXiv 2303.15799): Theorems 1 to 5 and Propositions 1 to 5.
 
 Names follow the paper: L epochs, N clients, β smoothness, P the largest norm of a client's gradient
 on the path, δ_l and δ_h the smallest and the largest learning rate.
 """
 
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,52 @@ class Constants:
         first = self.epochs**2 * self.gradient**2 * self.smooth * self.lowest * self.highest
         fourth = self.smooth**2 * self.epochs**4 * self.clients
         return first + fourth * self.gradient**2 * self.highest**4
+
+
+def products(slopes: np.ndarray) -> np.ndarray:
+    """Returns φ₁ᵣ'φ₁ₛ (L - max(r, s)) for all pairs of epochs; `slopes`: φ₁, a row an epoch."""
+    epochs = len(slopes)
+    index = np.arange(epochs)
+    return slopes @ slopes.T * (epochs - np.maximum.outer(index, index))
+
+
+def rates(alpha: float, slopes: np.ndarray, start: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Returns the rates of a round that solve (15) of Theorem 1 together.
+
+    Args:
+        alpha: The weight α of the rates in the cost.
+        slopes: φ₁ of the epochs 0 to L - 1.
+        start: w at the first epoch.
+        means: φ₂ of the epochs 1 to L.
+    """
+    weight = (1 - alpha) / alpha
+    later = np.cumsum((start - means)[::-1], axis=0)[::-1]
+    system = np.eye(len(slopes)) + weight * products(slopes)
+    return np.linalg.solve(system, weight * (slopes * later).sum(1))
+
+
+def rate_by_15(
+    alpha: float, slopes: np.ndarray, model: np.ndarray, means: np.ndarray, rates: np.ndarray
+) -> float:
+    """Returns the right side of (15) for the first of the epochs given; it has all rates itself.
+
+    Args:
+        alpha: The weight α of the rates in the cost.
+        slopes: φ₁ of this epoch and the later ones.
+        model: w at this epoch.
+        means: φ₂ of the later epochs up to L.
+        rates: The rates of this epoch and the later ones.
+    """
+    left = np.arange(len(slopes), 0, -1)
+    total = len(slopes) * model - means.sum(0) - (left * rates) @ slopes
+    return float((1 - alpha) / alpha * slopes[0] @ total)
+
+
+def next_rates(alpha: float, slopes: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """Returns the rates after one iteration of Algorithm 1 at a constant φ₁, whose fixed point
+    Theorem 2 and Proposition 2 are about: φ₂ is the path that `rates` lead along."""
+    weighted = (1 - alpha) / alpha * products(slopes)
+    return np.linalg.solve(np.eye(len(slopes)) + weighted, weighted @ rates)
 
 
 def last_rate(alpha: float, slope: float, distance: float) -> float:

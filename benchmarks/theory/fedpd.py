@@ -66,7 +66,7 @@ def mean_gap(
     delta: float = 0.0,
     mended: bool = False,
 ) -> float:
-    """Returns the bound of Σ |∇f(x₀)|²/T, r = 0 to T, in Theorem 1, for exact local solves (ε₁ = 0).
+    """Returns the bound of Σ |∇f(x₀)|²/T, r = 0 to T, in Theorem 1, for exact solves (ε₁ = 0).
 
     Args:
         eta: η.

@@ -1,7 +1,7 @@
 """What FedSLR's paper states (TMLR 2023): Theorems 1 to 3.
 
-Names follow the paper: L smoothness, η_g the global and η_l the local step, θ and c the exponent and
-the constant of the property of Kurdyka and Łojasiewicz, r the residual of the potential function.
+Names follow the paper: L smoothness, η_g the global and η_l the local step, θ and c the exponent
+and the constant of the property of Kurdyka and Łojasiewicz, r the potential function's residual.
 """
 
 import math

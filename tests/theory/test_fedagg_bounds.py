@@ -22,9 +22,9 @@ class Run:
     curvature: float  # of F, whose ψ and μ it is
 
 
-def run(curvatures, optima, rates, epochs, rounds, start):
-    """Clients with hᵢ (w - aᵢ)²/2 of equal weight, which move by their own gradients (Algorithm 2),
-    each with one rate of its own."""
+def run(curvatures, optima, rates, epochs, rounds, start, aggregated=False):
+    """Clients with hᵢ (w - aᵢ)²/2 of equal weight, which move by their own gradients (Algorithm 2)
+    or by the mean of all (14), each with one rate of its own."""
     curvatures = np.array(curvatures, float)
     optima = np.array(optima, float)
     rates = np.array(rates, float)
@@ -36,6 +36,8 @@ def run(curvatures, optima, rates, epochs, rounds, start):
         for _ in range(epochs):
             gradients = curvatures * (local - optima)
             largest = max(largest, np.abs(gradients).max())
+            if aggregated:
+                gradients = np.full(len(rates), gradients.mean())
             local = local - rates * gradients
             farthest = max(farthest, np.abs(local - models[-1]).max())
         models.append(local.mean())
@@ -60,12 +62,24 @@ ONE_RATE = [
 def test_with_one_rate_the_bounds_hold(curvatures, optima, rate, epochs, rounds, start):
     """(22), (24), (25) and (26), where all rates are equal: what the proofs can show."""
     found = run(curvatures, optima, [rate] * len(curvatures), epochs, rounds, start)
-    constants = found.constants
-    assert constants.descent() > 0
     distances = (found.models - found.optimum) ** 2
     for t in range(1, rounds + 1):
-        bound = fedagg.gap_of_convex(constants, found.curvature, distances[0], t)
+        bound = fedagg.gap_of_convex(found.constants, found.curvature, distances[0], t)
         assert distances[t] <= bound
+    assert_losses_bounded(found, rounds)
+
+
+@pytest.mark.parametrize(("curvatures", "optima", "rate", "epochs", "rounds", "start"), ONE_RATE)
+def test_under_14_with_equal_sizes_the_bounds_hold(curvatures, optima, rate, epochs, rounds, start):
+    """(24), (25) and (26) with rates from 0.8 to 1 times the rate."""
+    rates = rate * np.linspace(0.8, 1, len(curvatures))
+    assert_losses_bounded(run(curvatures, optima, rates, epochs, rounds, start, True), rounds)
+
+
+def assert_losses_bounded(found, rounds):
+    constants = found.constants
+    assert constants.descent() > 0
+    for t in range(1, rounds + 1):
         change = fedagg.change_of_a_round(constants, found.slopes[t - 1] ** 2)
         assert found.losses[t] - found.losses[t - 1] <= change
         bound = fedagg.gap_of_loss(constants, found.curvature, found.losses[0], t, first=0)
@@ -142,6 +156,16 @@ def test_proposition_5_fails_where_rates_differ():
     assert change > fedagg.change_of_a_round(constants, 0.25)
 
 
+def test_proposition_5_fails_under_14_where_sizes_differ():
+    """Losses w and -3w of sizes 9 to 1: F falls by 0.6 for w, and the mean gradient, without sizes,
+    is -1. A step of 0.1 goes to 0.1, and F rises by 0.06, where (24) has -0.1 · 0.36."""
+    constants = Constants(epochs=1, clients=2, smooth=0, gradient=3, lowest=0.1, highest=0.1)
+    slope = 0.9 * 1 - 0.1 * 3
+    step = -0.1 * (1 - 3) / 2
+    assert slope * step == pytest.approx(0.06)
+    assert fedagg.change_of_a_round(constants, slope**2) == pytest.approx(-0.036)
+
+
 def test_theorems_4_and_5_fail_where_rates_differ():
     """(w + 1)²/2 and (w - 1)²/2 with the rates 0.005 and 0.01 rest where 0.005 (w + 1) =
     0.01 (1 - w), at w = 1/3, while the optimum is 0. Clients see gradients of 4/3 there at most."""
@@ -150,7 +174,7 @@ def test_theorems_4_and_5_fail_where_rates_differ():
     np.testing.assert_allclose(found.models, 1 / 3, rtol=1e-9)
     assert constants.gradient == pytest.approx(4 / 3)
     assert constants.descent() > 0
-    assert 1 / 9 > fedagg.mean_squared_gradient(constants, found.losses[0], 4000)
+    assert fedagg.mean_squared_gradient(constants, found.losses[0], 4000) < 1 / 9
     for first in (0, 1):
         bound = fedagg.gap_of_loss(constants, 1, found.losses[0], 4000, first)
         assert found.losses[-1] > bound
@@ -175,3 +199,55 @@ def test_the_bound_of_39_enlarges_a_denominator():
     bound = fedagg.last_rate_bound(0.1, gradient=1, model=1)
     assert bound == pytest.approx(0.9)
     assert fedagg.last_rate(0.1, slope=1 / 3, distance=1) == pytest.approx(1.5)
+
+
+# ---- Theorems 1 and 2, Propositions 1 and 2 ------------------------------------------------------
+
+
+@pytest.fixture
+def terms():
+    """α, φ₁, w and φ₂ of three epochs with four weights."""
+    rng = np.random.default_rng(3)
+    return 0.3, rng.normal(size=(3, 4)), rng.normal(size=4), rng.normal(size=(3, 4))
+
+
+def test_theorem_1_minimizes_the_cost(terms):
+    """Σ α η² + (1 - α)|w - φ₂|² is convex in the rates: its gradient is 0, and every η is (15)."""
+    alpha, slopes, start, means = terms
+    found = fedagg.rates(alpha, slopes, start, means)
+
+    def models(values):
+        return start - np.cumsum(values[:, None] * slopes, axis=0)
+
+    def cost(values):
+        return alpha * values @ values + (1 - alpha) * np.square(models(values) - means).sum()
+
+    for i in range(3):
+        step = 1e-4 * np.eye(3)[i]
+        assert cost(found + step) - cost(found - step) == pytest.approx(0, abs=1e-11)
+        model = np.vstack([start, models(found)])[i]
+        right = fedagg.rate_by_15(alpha, slopes[i:], model, means[i:], found[i:])
+        assert right == pytest.approx(found[i])
+
+
+def test_proposition_1_holds_in_w_and_phi_2(terms):
+    """Rates are linear in w and φ₂ together; φ₁ twice as large gives neither twice nor half."""
+    alpha, slopes, start, means = terms
+    one = fedagg.rates(alpha, slopes, start, means)
+    other = fedagg.rates(alpha, slopes, means[0], 2 * means)
+    both = fedagg.rates(alpha, slopes, start + 3 * means[0], means + 6 * means)
+    np.testing.assert_allclose(both, one + 3 * other)
+    ratio = fedagg.rates(alpha, 2 * slopes, start, means) / one
+    assert np.ptp(ratio) > 0.01
+
+
+def test_theorem_2_and_proposition_2_have_the_rate_0(terms):
+    """The iteration is a contraction, to 0, from any rates: a fixed point that does not train."""
+    alpha, slopes, _, _ = terms
+    np.testing.assert_array_equal(fedagg.next_rates(alpha, slopes, np.zeros(3)), 0)
+    values = np.array([0.1, 0.1, 0.1])
+    path = -np.cumsum(values[:, None] * slopes, axis=0)
+    expected = fedagg.rates(alpha, slopes, np.zeros(4), path)
+    np.testing.assert_allclose(fedagg.next_rates(alpha, slopes, values), expected)
+    matrix = np.array([fedagg.next_rates(alpha, slopes, row) for row in np.eye(3)]).T
+    assert np.abs(np.linalg.eigvals(matrix)).max() < 1

@@ -95,7 +95,7 @@ def test_corollary_1_holds_at_its_penalties(curvatures, spread, samples):
 
 
 def test_the_constants_of_corollary_1():
-    """ρ = 2, μ = 1, L = 1: C₂ = max(4 (1 + √3)², 32) = 32, C₃ = 768, C₄ = max(4 (1 + √133)², 198)."""
+    """ρ = 2, μ = L = 1: C₂ = max(4 (1 + √3)², 32) = 32, C₃ = 768, C₄ = 4 (1 + √133)² > 198."""
     c = Constants(smooth=1, convex=1, noise=4, heterogeneity=1, samples=10, clients=3)
     third, fourth = fedclup.minimax_constants(c)
     assert third == pytest.approx(768)

@@ -118,12 +118,12 @@ def test_our_modules_do_not_use_the_short_names(package):
 
 
 def mapped_modules():
-    """The modules that docs/architecture.md lists, by folder.
+    """The modules that CONTRIBUTING.md lists, by folder.
 
     The map is the first fenced block under "Where everything lies". A line is a folder and its
     modules, as in `engines/  base, sequential`; a line without a folder continues the line before.
     """
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "CONTRIBUTING.md").read_text()
     _, _, layout = text.partition("\n## Where everything lies\n")
     folders, folder = {}, ""
     for line in layout.split("```")[1].splitlines()[1:]:

@@ -17,6 +17,7 @@ from pfl.errors import ConfigError
 from pfl.machine import refuse_windows
 
 BUDGETS = ("rounds", "bytes", "gradients", "virtual_seconds")
+KINDS = ("method", "data", "network", "stage")
 FORMATS = ("safetensors", "onnx", "peft")
 TABLES = (".csv", ".parquet")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
@@ -347,6 +348,19 @@ def node(given: argparse.Namespace) -> None:
     worker.serve(address, tell)
 
 
+def new(given: argparse.Namespace) -> None:
+    """Write a file with a class that runs at once, and a test that fails until it is right.
+
+    Both go into the current folder, and say with HERE where to write. No file is replaced.
+    """
+    from pfl.cli.new import RUN, filled, write_new
+
+    path, test = write_new(given.kind, given.name, Path())
+    print(f"{path}, {test}")
+    print(f"pfl fit --config quickstart {filled(RUN[given.kind], given.name)}")
+    print(f"python -m pytest {test}")
+
+
 # ---- options -------------------------------------------------------------------------------------
 
 
@@ -371,6 +385,10 @@ def add_parsers(commands: Any) -> None:
     one.usage = "pfl data FILE [--target_column COLUMN] [--client_column COLUMN] [--KEY VALUE ...]"
     one.allow_abbrev = False
     one.add_argument("--out", type=Path, help="draws three images there, samples.png")
+
+    one = command(new, "write a class that runs, and a test that fails until it is right")
+    one.add_argument("kind", choices=KINDS, help="what the class is")
+    one.add_argument("name", help="the name of the class, such as MyMethod")
 
     one = command(partition, "show who has which samples")
     one.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
@@ -444,6 +462,9 @@ COMMANDS = (
     "reproduce",
     "deploy",
     "node",
+    "new",
 )
 OPEN = ("data", "partition", "deploy")
 """Commands whose other words are the same as for `pfl fit`."""
+LIGHT = ("new",)
+"""Commands that need no PyTorch, and answer at once."""

@@ -348,6 +348,13 @@ def node(given: argparse.Namespace) -> None:
     worker.serve(address, tell)
 
 
+def cite(given: argparse.Namespace) -> None:
+    """Print BibTeX of the framework, and of the methods, data sets and networks of runs."""
+    from pfl.cli.cite import cited
+
+    print(cited(given.folder))
+
+
 def new(given: argparse.Namespace) -> None:
     """Write a file with a class that runs at once, and a test that fails until it is right.
 
@@ -425,6 +432,9 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--title", help="the title of the page")
     one.add_argument("--metric", help="the score that counts, such as finetuned/5/accuracy")
 
+    one = command(cite, "print BibTeX of what a run was made of")
+    one.add_argument("folder", nargs="+", type=Path, help=folders)
+
     one = command(export, "write models of a checkpoint for other programs")
     one.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
     one.add_argument("--client", nargs="+", default=[], help="names or numbers, or all")
@@ -463,6 +473,7 @@ COMMANDS = (
     "deploy",
     "node",
     "new",
+    "cite",
 )
 OPEN = ("data", "partition", "deploy")
 """Commands whose other words are the same as for `pfl fit`."""

@@ -368,6 +368,20 @@ def new(given: argparse.Namespace) -> None:
     print(f"python -m pytest {test}")
 
 
+def import_(given: argparse.Namespace) -> None:
+    """Print the configuration of a command of another framework, and what differs in meaning.
+
+    `pfl import pfllib "main.py -data MNIST -algo Ditto" > ditto.yaml` writes it into a file.
+    """
+    from pfl.cli.pfllib import translate, write_dataset
+
+    file = None
+    if given.folder is not None:
+        file = Path(f"{given.folder.resolve().name}.npz")
+        write_dataset(given.folder, file)
+    print(translate(given.line, file), end="")
+
+
 # ---- options -------------------------------------------------------------------------------------
 
 
@@ -376,7 +390,8 @@ def add_parsers(commands: Any) -> None:
 
     def command(run: Callable[[argparse.Namespace], None], words: str) -> Any:
         """Adds a command, described by the docstring of its function."""
-        parser = commands.add_parser(run.__name__, help=words, description=run.__doc__)
+        name = run.__name__.rstrip("_")  # `import` is a word of Python
+        parser = commands.add_parser(name, help=words, description=run.__doc__)
         parser.set_defaults(run=run)
         return parser
 
@@ -396,6 +411,13 @@ def add_parsers(commands: Any) -> None:
     one = command(new, "write a class that runs, and a test that fails until it is right")
     one.add_argument("kind", choices=KINDS, help="what the class is")
     one.add_argument("name", help="the name of the class, such as MyMethod")
+
+    one = command(import_, "translate a command of PFLlib")
+    one.usage = 'pfl import pfllib "main.py -data MNIST -algo Ditto ..." [--folder FOLDER]'
+    one.add_argument("program", choices=("pfllib",), help="the other framework")
+    one.add_argument("line", metavar="COMMAND", help="its command, in quotes")
+    samples = "samples as PFLlib has written them, such as PFLlib/dataset/MNIST"
+    one.add_argument("--folder", type=Path, help=samples)
 
     one = command(partition, "show who has which samples")
     one.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
@@ -474,8 +496,9 @@ COMMANDS = (
     "node",
     "new",
     "cite",
+    "import",
 )
 OPEN = ("data", "partition", "deploy")
 """Commands whose other words are the same as for `pfl fit`."""
-LIGHT = ("new",)
+LIGHT = ("new", "import")
 """Commands that need no PyTorch, and answer at once."""

@@ -44,6 +44,7 @@ def test_the_version(capsys):
         "['tarin']",
         "['compare', '--jobs', '0']",
         "['new', 'method', 'Mine']",
+        "['import', 'pfllib', 'main.py -algo Ditto']",
     ],
 )
 def test_an_answer_imports_nothing_that_takes_long(words, tmp_path):

@@ -91,7 +91,7 @@ def compare(given: argparse.Namespace) -> None:
             if not folder.is_dir():
                 raise ConfigError(f"compare: {folder}: there is no such folder of finished runs")
     if all(folder.is_dir() for folder in folders):
-        for option in ("jobs", "share", "change", "keep"):
+        for option in ("jobs", "share", "change", "keep", "live"):
             if getattr(given, option):
                 raise ConfigError(f"compare: --{option}: folders of finished runs do not take it")
         out = given.out or Path("runs/comparison")
@@ -111,7 +111,13 @@ def compare(given: argparse.Namespace) -> None:
             raise ConfigError(f"compare: --{error}") from error
         out = file.folder("compare", given.out)
         try:
-            results = file.run(out, jobs=given.jobs, share=given.share or (1, 1), keep=given.keep)
+            results = file.run(
+                out,
+                jobs=given.jobs,
+                share=given.share or (1, 1),
+                keep=given.keep,
+                live=given.live,
+            )
         except Missing as missing:
             print(missing)
             return
@@ -136,7 +142,7 @@ def tune(given: argparse.Namespace) -> None:
         raise ConfigError(f"tune: {given.file}: there is no such file")
     tuning = Tuning.from_file(given.file, parse_changes("tune", given.change))
     out = tuning.folder("tune", given.out)
-    tuned = tuning.search(out, jobs=given.jobs)
+    tuned = tuning.search(out, jobs=given.jobs, live=given.live)
     print(f"\n{tuned}")
     print(", ".join(map(str, tuned.write(out))))
 
@@ -167,7 +173,7 @@ def reproduce(given: argparse.Namespace) -> None:
             print(figure.plan())
             continue
         out = given.out or Path("runs/reproduce")
-        paths = figure.reproduce(out, f"reproduce {name}", jobs=given.jobs)
+        paths = figure.reproduce(out, f"reproduce {name}", jobs=given.jobs, live=given.live)
         print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
 
 
@@ -401,6 +407,8 @@ def add_parsers(commands: Any) -> None:
         text = "changes every run, such as trainer.max_epochs=2; can be repeated"
         parser.add_argument("--out", type=Path, help="the folder of runs and results")
         parser.add_argument("--jobs", type=_at_least_one, help=jobs)
+        live = "writes live.html, a page that shows how far all are, for the browser"
+        parser.add_argument("--live", action="store_true", help=live)
         parser.add_argument("--change", action="append", default=[], metavar="KEY=VALUE", help=text)
 
     one = command(data, "show what is in a file before any training")

@@ -297,6 +297,7 @@ class Clients:
             None if the network has no such buffers.
         dtype: The dtype of the models.
         work: The share of their local steps that these clients take, below 1 for stragglers.
+        rate: A factor on their learning rate.
 
     Example:
         >>> import numpy as np
@@ -322,6 +323,7 @@ class Clients:
     buffers: Tensor | None = None
     dtype: torch.dtype = torch.float32
     work: float = 1.0
+    rate: float = 1.0
 
     def __len__(self) -> int:
         return len(self.ids)

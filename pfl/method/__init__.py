@@ -27,11 +27,11 @@ from pfl.method.features import (
     class_sums,
     distance_to_means,
     features,
-    label_counts,
     linear_head,
     number_of_classes,
     require_classes,
 )
+from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part

@@ -72,7 +72,7 @@ class FederatedAlgorithm(Method):
         ...         v = w.repeat(len(clients), 1)
         ...         for batch in clients.batches(LocalSchedule(self.batch_size, steps=2)):
         ...             loss, g = self.oracle.gradient(v, batch, clients.buffers)
-        ...             v -= self.learning_rate(clients.round) * g
+        ...             v -= self.rate_of(clients) * g
         ...             self.log_loss("train", loss, batch.counts)
         ...         return v
         >>> method = TwoSteps(MLP(64, (8,)), lr=0.05)
@@ -215,6 +215,10 @@ class FederatedAlgorithm(Method):
         self.context = self.run.context(self.device)
         if self.needs_all_clients:
             self.require_all_clients()
+        set_up.check_by_client(self, loop)
+        set_up.check_patience(self, loop)
+        if self.class_weights is not None:
+            self.weighted_classes = set_up.classes_to_weigh(self)
         self.check_setup()
         set_up.set_up_stages(self, self.stages, self.context)
         if loop.neighbours is not None:

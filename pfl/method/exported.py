@@ -44,8 +44,7 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
     Raises:
         ConfigError: The method has the same model for all clients.
     """
-    own_statistics = algorithm.oracle.buffers.size > 0 and algorithm.buffer_policy == "local"
-    if not (algorithm.has_personalized or own_statistics):
+    if not has_own_models(algorithm):
         name = type(algorithm).__name__
         raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")
     clients = client_rows(algorithm, client)
@@ -60,6 +59,33 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
             w = algorithm.global_model[None]
     buffers = of_model("global" if is_global else "personalized", algorithm, clients).buffers
     return _network(algorithm, w[0], None if buffers is None else buffers[0])
+
+
+def has_own_models(algorithm: FederatedAlgorithm) -> bool:
+    """Returns whether clients have models, or running statistics, of their own."""
+    own_statistics = algorithm.oracle.buffers.size > 0 and algorithm.buffer_policy == "local"
+    return algorithm.has_personalized or own_statistics
+
+
+def finetuned_network(algorithm: FederatedAlgorithm, client: int, steps: int) -> nn.Module:
+    """Returns a copy of the network with a client's model after local steps, as `loop.finetune`.
+
+    The steps are taken on the client's training samples in the run. A client that never trains
+    begins with the method's first model for newcomers.
+    """
+    clients = client_rows(algorithm, client)
+    unseen = client in algorithm.unseen_clients
+    begin = algorithm.adaptation_start
+    if unseen:
+        begin = algorithm.newcomer
+    kind = "personalized"
+    if algorithm.has_global and (unseen or not algorithm.has_personalized):
+        kind = "global"
+    rate = algorithm.run.loop.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
+    start = begin(clients)
+    clients = of_model(kind, algorithm, clients)
+    w = algorithm.adapt(clients, start, steps=steps, lr=rate)
+    return _network(algorithm, w[0], None if clients.buffers is None else clients.buffers[0])
 
 
 def plain_network(network: nn.Module) -> nn.Module:

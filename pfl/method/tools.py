@@ -230,10 +230,11 @@ class MethodTools(LocalTraining):
         return getattr(self.run.loop.datamodule, name, None)
 
     def require_plain_steps(self) -> None:
-        """Refuses an `optimizer` of the user, for methods with local steps of their own."""
+        """Refuses an `optimizer` and aids of the user, for methods that need plain steps."""
         if self.optimizer_factory is not None:
             name = type(self).__name__
             raise ConfigError(f"model.optimizer: {name} takes plain local steps; leave it out")
+        self.require_no_aids()
 
     def require_all_clients(self) -> None:
         """Refuses a run in which a round trains some of the clients only; for `check_setup`."""

@@ -97,6 +97,14 @@ def checked(method: M, *, strict: bool) -> M:
     return cast(M, view)
 
 
+def checked_as(view: Method, method: M) -> M:
+    """Returns a method with its hooks checked as those of a view are, or as it is."""
+    strict = getattr(type(view), "checks_strictly", None)
+    if strict is None:
+        return method
+    return checked(method, strict=strict)
+
+
 def _checking_class(kind: type, strict: bool) -> type:
     """Returns a subclass that looks like the class and checks what its objects do.
 
@@ -110,6 +118,8 @@ def _checking_class(kind: type, strict: bool) -> type:
         return vars(kind)[place]
 
     class Checked(kind):
+        checks_strictly = strict
+
         def __getattribute__(self, name: str) -> Any:
             side = _here.side
             if side is not None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.errors import ConfigError
+from pfl.method import exchange
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.statistics import of_model
 from pfl.models.adapters import adapted_layers, merged
@@ -48,6 +49,7 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
         name = type(algorithm).__name__
         raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")
     clients = client_rows(algorithm, client)
+    algorithm = algorithm.of_client(client)
     unseen = client in algorithm.unseen_clients
     is_global = algorithm.has_global and (unseen or not algorithm.has_personalized)
     with torch.no_grad():
@@ -101,6 +103,7 @@ def client_rows(algorithm: FederatedAlgorithm, client: int) -> Clients:
     data = algorithm.run.loop.client_data(algorithm.device)
     clients = Clients(np.array([client]), algorithm.rounds, data)
     algorithm.load_state(clients)
+    exchange.begin(algorithm.of_client(client), algorithm.stages, clients)
     return clients
 
 

@@ -43,6 +43,7 @@ in a plain run:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -97,6 +98,8 @@ class Method(MethodTools):
     reads_products: ClassVar[bool] = False
     """Whether the server reads the mean of the products B A of LoRA's factors."""
     weighting: Literal["samples", "uniform"]
+    members: Sequence[Method]
+    """The methods of the clients' networks, where clients have networks of their own."""
 
     # ---- what a method writes -----------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
@@ -39,15 +41,36 @@ from pfl.method.stopping import EarlyStopping
 from pfl.method.weights import load_weights
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
+from pfl.models.family import Family
 from pfl.parameters import ParameterSpace, checksum, frozen_parameters
 from pfl.proximal import soft_threshold
 from pfl.stages.factors import trained_factors
 
-Network: TypeAlias = Classifier | nn.Module
-"""Any network. The command line looks for a short name, such as MLP, among our own first."""
+Network: TypeAlias = Classifier | Family | nn.Module
+"""A network, or several. The command line looks for a short name, as MLP, among our own first."""
 
 
-class LocalTraining(Checked, MovableModule):
+class Remade(Checked):
+    """An object that can be made once more, with another network.
+
+    A class of its own, below the methods: the command line asks the `__init__` of a class for its
+    options only where `__new__` is that of a base class.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls, *args, **kwargs)
+        if args or kwargs:  # a copy has none
+            made.__dict__["_made_of"] = (args, kwargs)
+        return made
+
+    def made_with(self, network: nn.Module) -> Self:
+        """Returns an object of the same class and arguments, with another network."""
+        args, kwargs = self.__dict__["_made_of"]
+        others = {name: value for name, value in kwargs.items() if name != "network"}
+        return type(self)(network, *args[1:], **others)
+
+
+class LocalTraining(Remade, MovableModule):
     """A network, the engine that runs it with the models of many clients, and their local steps.
 
     Args:
@@ -80,6 +103,7 @@ class LocalTraining(Checked, MovableModule):
 
     Attributes:
         network: The architecture. Its parameters are views of the global model.
+        family: The networks of the clients, where they have their own; None: all have `network`.
         space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
         oracle: Gives losses and gradients of many clients' models.
         factors: The layers with two factors of LoRA that are trained.
@@ -111,6 +135,15 @@ class LocalTraining(Checked, MovableModule):
         trainable: Trainable | str | None = None,
     ) -> None:
         super().__init__()
+        self.family: Family | None = None
+        if isinstance(network, Family):
+            if weights is not None:
+                raise ConfigError(
+                    f"model.weights: {weights}; the clients have several networks (Family), and "
+                    f"one file has the values of one; leave it out"
+                )
+            self.family = network
+            network = copy.deepcopy(network.networks[network.names[0]])
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
         self.automatic_optimization = False
@@ -186,8 +219,12 @@ class LocalTraining(Checked, MovableModule):
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads a state; the network's frozen parameters stay as they are."""
-        frozen = frozen_parameters(self.network).items()
-        own = {f"network.{name}": p.detach() for name, p in frozen}
+        own = {}
+        for place, module in self.named_modules():
+            if isinstance(module, LocalTraining):
+                prefix = f"{place}.network.".lstrip(".")
+                for name, p in frozen_parameters(module.network).items():
+                    own[prefix + name] = p.detach()
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
 
     @property

@@ -22,6 +22,7 @@ from pfl.engines.oracle import Oracle
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
+from pfl.method.architectures import architectures_of
 from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
@@ -260,7 +261,9 @@ def stages_of(method: Method, loop: FederatedLoop, private: PrivateMean | None) 
     who = loop.participation
     oracle = method.oracle
     stages: list[Stage] = []
-    if oracle.buffers.size:
+    if method.family is not None:
+        stages.append(architectures_of(method, loop))
+    elif oracle.buffers.size:
         stages.append(
             RunningStatistics(
                 method.network,
@@ -393,6 +396,14 @@ def choose_engine(
     first = gather(method.oracle.engine.name)[0]
     if first != method.oracle.engine.name:
         method.oracle.choose_fastest(block, first)
+
+
+def allocate_member(member: Method, threads: ClientThreads) -> None:
+    """Allocates a member's part of the threads that train clients, which are the server's."""
+    member.oracle.runner.to(member.device, member.space.vector.dtype)
+    if member.device.type == "cpu":
+        member.oracle.allocate_replicas(threads.count)
+    member.groups.use(threads)
 
 
 def tell_engine(oracle: Oracle, before: str | None) -> None:

@@ -20,6 +20,7 @@ from pfl.method.facts import RunFacts, loop_of
 from pfl.method.local_training import LocalTraining, Network
 from pfl.method.log import current_log
 from pfl.method.states import KEPT, States
+from pfl.randomness import generator
 
 # The first words of the numbers that a row of `metrics.csv` has in every run.
 OF_EVERY_RUN = ("round", "participants", "dropped", "train", "val", "test", "comm", "parameters")
@@ -185,6 +186,22 @@ class MethodTools(LocalTraining):
     def run(self) -> RunFacts:
         """The facts of the run, which a callback may read before the method's own `setup`."""
         return RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """The number of each client's network in the family, int64; all 0 without a family."""
+        loop = self.run.loop
+        data = loop.datamodule
+        if self.family is None:
+            return np.zeros(loop.num_clients, np.int64)
+        names = data.client_names
+        if names is None:
+            names = [str(client) for client in range(loop.num_clients)]
+        try:
+            rng = generator(loop.seed, "family")
+            return self.family.assign([*names], data.client_sizes, rng)
+        except ValueError as error:
+            raise ConfigError(f"model.network: {error}") from error
 
     @property
     def num_clients(self) -> int:

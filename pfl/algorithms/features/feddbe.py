@@ -83,7 +83,7 @@ class FedDBE(FederatedAlgorithm):
         self.penalty = penalty
         self.momentum = momentum
         self.width = linear_head(self).in_features
-        head = head_name(network)
+        head = head_name(self.network)
         names = [f"{head}.{name}".lstrip(".") for name in ("weight", "bias")]
         spans = {layer.name: layer.span for layer in self.space.layers}
         if not spans.keys() >= set(names):

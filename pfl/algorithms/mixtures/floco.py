@@ -95,7 +95,7 @@ class Floco(FederatedAlgorithm):
         self.count = endpoints
         self.projection_round = projection_round
         self.radius = radius
-        part = select_part(network, self.space, simplex, "model.simplex")
+        part = select_part(self.network, self.space, simplex, "model.simplex")
         self.add_constant("personal_part", part)
         self.add_server_state("endpoints", self.global_model[part].repeat(endpoints, 1))
         self.add_server_state("centres", self._no_centres)

@@ -71,7 +71,7 @@ class FedRoD(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         self.require_no_aids()
         self.classes = linear_head(self).out_features
-        part = select_part(network, self.space, "head", "model.network")
+        part = select_part(self.network, self.space, "head", "model.network")
         if not part.any():
             raise ConfigError("model.network: the head is frozen; FedRoD trains it")
         self.add_constant("personal_part", part)

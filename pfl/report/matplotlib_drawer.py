@@ -19,7 +19,7 @@ MOST_NUMBERS = 11  # names of rows or columns that are numbers and stand beside 
 MOST_LEVEL = 4  # names of distributions that fit beside one another
 
 
-PAPER: dict[str, Any] = {
+PAPER: dict[Any, Any] = {
     "font.family": "serif",
     "font.serif": ["STIXGeneral"],  # as Times, and matplotlib brings it
     "mathtext.fontset": "stix",

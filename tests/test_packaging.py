@@ -67,6 +67,9 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel):
     expected |= {f"{package}/py.typed" for package in PACKAGES}
     expected = {f"pfl/{name}".replace("pfl/pfl/", "pfl/") for name in expected}
     expected |= {f"pfl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
+    templates = (ROOT / "pfl" / "cli" / "templates").glob("*.txt")
+    expected |= {f"pfl/cli/templates/{path.name}" for path in templates}  # of `pfl new`
+    expected.add("pfl/cli/references.bib")  # of `pfl cite`
     expected.remove("pfl/_short_names.py")  # a checkout's
     info = {name for name in names if ".dist-info/" in name}
     assert expected <= names

@@ -28,6 +28,9 @@ class DigitsDataModule(FederatedDataModule):
     defines one, the same share of each class: with the share 0.2, every fifth sample of each class,
     in the order of the file.
 
+    Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository
+    1998.
+
     Args:
         partition: The rule that assigns samples to clients; None is `Dirichlet(0.1)`.
         test_share: The share of each class that is the test set.

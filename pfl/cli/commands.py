@@ -17,6 +17,7 @@ from pfl.errors import ConfigError
 from pfl.machine import refuse_windows
 
 BUDGETS = ("rounds", "bytes", "gradients", "virtual_seconds")
+KINDS = ("method", "data", "network", "stage")
 FORMATS = ("safetensors", "onnx", "peft")
 TABLES = (".csv", ".parquet")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
@@ -90,7 +91,7 @@ def compare(given: argparse.Namespace) -> None:
             if not folder.is_dir():
                 raise ConfigError(f"compare: {folder}: there is no such folder of finished runs")
     if all(folder.is_dir() for folder in folders):
-        for option in ("jobs", "share", "change", "keep"):
+        for option in ("jobs", "share", "change", "keep", "live"):
             if getattr(given, option):
                 raise ConfigError(f"compare: --{option}: folders of finished runs do not take it")
         out = given.out or Path("runs/comparison")
@@ -110,7 +111,13 @@ def compare(given: argparse.Namespace) -> None:
             raise ConfigError(f"compare: --{error}") from error
         out = file.folder("compare", given.out)
         try:
-            results = file.run(out, jobs=given.jobs, share=given.share or (1, 1), keep=given.keep)
+            results = file.run(
+                out,
+                jobs=given.jobs,
+                share=given.share or (1, 1),
+                keep=given.keep,
+                live=given.live,
+            )
         except Missing as missing:
             print(missing)
             return
@@ -135,7 +142,7 @@ def tune(given: argparse.Namespace) -> None:
         raise ConfigError(f"tune: {given.file}: there is no such file")
     tuning = Tuning.from_file(given.file, parse_changes("tune", given.change))
     out = tuning.folder("tune", given.out)
-    tuned = tuning.search(out, jobs=given.jobs)
+    tuned = tuning.search(out, jobs=given.jobs, live=given.live)
     print(f"\n{tuned}")
     print(", ".join(map(str, tuned.write(out))))
 
@@ -166,7 +173,7 @@ def reproduce(given: argparse.Namespace) -> None:
             print(figure.plan())
             continue
         out = given.out or Path("runs/reproduce")
-        paths = figure.reproduce(out, f"reproduce {name}", jobs=given.jobs)
+        paths = figure.reproduce(out, f"reproduce {name}", jobs=given.jobs, live=given.live)
         print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
 
 
@@ -375,6 +382,40 @@ def node(given: argparse.Namespace) -> None:
     worker.serve(address, tell)
 
 
+def cite(given: argparse.Namespace) -> None:
+    """Print BibTeX of the framework, and of the methods, data sets and networks of runs."""
+    from pfl.cli.cite import cited
+
+    print(cited(given.folder))
+
+
+def new(given: argparse.Namespace) -> None:
+    """Write a file with a class that runs at once, and a test that fails until it is right.
+
+    Both go into the current folder, and say with HERE where to write. No file is replaced.
+    """
+    from pfl.cli.new import RUN, filled, write_new
+
+    path, test = write_new(given.kind, given.name, Path())
+    print(f"{path}, {test}")
+    print(f"pfl fit --config quickstart {filled(RUN[given.kind], given.name)}")
+    print(f"python -m pytest {test}")
+
+
+def import_(given: argparse.Namespace) -> None:
+    """Print the configuration of a command of another framework, and what differs in meaning.
+
+    `pfl import pfllib "main.py -data MNIST -algo Ditto" > ditto.yaml` writes it into a file.
+    """
+    from pfl.cli.pfllib import translate, write_dataset
+
+    file = None
+    if given.folder is not None:
+        file = Path(f"{given.folder.resolve().name}.npz")
+        write_dataset(given.folder, file)
+    print(translate(given.line, file), end="")
+
+
 # ---- options -------------------------------------------------------------------------------------
 
 
@@ -383,7 +424,8 @@ def add_parsers(commands: Any) -> None:
 
     def command(run: Callable[[argparse.Namespace], None], words: str) -> Any:
         """Adds a command, described by the docstring of its function."""
-        parser = commands.add_parser(run.__name__, help=words, description=run.__doc__)
+        name = run.__name__.rstrip("_")  # `import` is a word of Python
+        parser = commands.add_parser(name, help=words, description=run.__doc__)
         parser.set_defaults(run=run)
         return parser
 
@@ -393,12 +435,25 @@ def add_parsers(commands: Any) -> None:
         text = "changes every run, such as trainer.max_epochs=2; can be repeated"
         parser.add_argument("--out", type=Path, help="the folder of runs and results")
         parser.add_argument("--jobs", type=_at_least_one, help=jobs)
+        live = "writes live.html, a page that shows how far all are, for the browser"
+        parser.add_argument("--live", action="store_true", help=live)
         parser.add_argument("--change", action="append", default=[], metavar="KEY=VALUE", help=text)
 
     one = command(data, "show what is in a file before any training")
     one.usage = "pfl data FILE [--target_column COLUMN] [--client_column COLUMN] [--KEY VALUE ...]"
     one.allow_abbrev = False
     one.add_argument("--out", type=Path, help="draws three images there, samples.png")
+
+    one = command(new, "write a class that runs, and a test that fails until it is right")
+    one.add_argument("kind", choices=KINDS, help="what the class is")
+    one.add_argument("name", help="the name of the class, such as MyMethod")
+
+    one = command(import_, "translate a command of PFLlib")
+    one.usage = 'pfl import pfllib "main.py -data MNIST -algo Ditto ..." [--folder FOLDER]'
+    one.add_argument("program", choices=("pfllib",), help="the other framework")
+    one.add_argument("line", metavar="COMMAND", help="its command, in quotes")
+    samples = "samples as PFLlib has written them, such as PFLlib/dataset/MNIST"
+    one.add_argument("--folder", type=Path, help=samples)
 
     one = command(partition, "show who has which samples")
     one.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
@@ -434,6 +489,9 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
     one.add_argument("--title", help="the title of the page")
     one.add_argument("--metric", help="the score that counts, such as finetuned/5/accuracy")
+
+    one = command(cite, "print BibTeX of what a run was made of")
+    one.add_argument("folder", nargs="+", type=Path, help=folders)
 
     one = command(export, "write models of a checkpoint for other programs")
     one.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
@@ -502,6 +560,11 @@ COMMANDS = (
     "reproduce",
     "deploy",
     "node",
+    "new",
+    "cite",
+    "import",
 )
 OPEN = ("data", "partition", "deploy")
 """Commands whose other words are the same as for `pfl fit`."""
+LIGHT = ("new", "import")
+"""Commands that need no PyTorch, and answer at once."""

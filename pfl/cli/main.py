@@ -10,7 +10,14 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import pfl
-from pfl.cli.commands import COMMANDS, OPEN, CommandParser, add_parsers, predict_parser
+from pfl.cli.commands import (
+    COMMANDS,
+    LIGHT,
+    OPEN,
+    CommandParser,
+    add_parsers,
+    predict_parser,
+)
 from pfl.current_folder import add_current_folder
 from pfl.datamodules.errors import optional_module
 from pfl.errors import ConfigError, printable
@@ -62,6 +69,9 @@ def main(args: list[str] | None = None) -> int:
     try:
         given = _parse(args)
         if given is None:
+            return 0
+        if given.command in LIGHT:
+            given.run(given)
             return 0
         # Where PyTorch is imported already, the parser takes no longer. The environment may change
         # how it parses.

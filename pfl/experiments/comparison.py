@@ -85,6 +85,7 @@ class Comparison(Grid):
         jobs: int | None = 1,
         share: tuple[int, int] = (1, 1),
         keep: bool = False,
+        live: bool = False,
     ) -> Results:
         """Makes the runs that have not been made, and returns the results of all.
 
@@ -96,6 +97,7 @@ class Comparison(Grid):
                 system.
             keep: Keeps checkpoints: of each run the last one, and that of the best round on
                 validation data.
+            live: Writes `live.html`, a page that tells how far the runs are.
 
         Raises:
             ConfigError: A configuration has a mistake, or a run failed by one.
@@ -104,7 +106,7 @@ class Comparison(Grid):
         root = self.folder("compare", None if out is None else Path(out))
         all_jobs = self.jobs()
         mine = all_jobs[share[0] - 1 :: share[1]]
-        outcomes = run_all(mine, root, workers=jobs, keep=keep, metric=self.metric)
+        outcomes = run_all(mine, root, workers=jobs, keep=keep, metric=self.metric, live=live)
         for job in all_jobs:
             if job.folder not in outcomes:
                 outcomes[job.folder] = finished_outcome(job, root)

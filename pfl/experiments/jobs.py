@@ -28,7 +28,7 @@ from pfl.configuration.messages import explain
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
-from pfl.experiments.progress import Expected, Watch, say
+from pfl.experiments.progress import Expected, Watch, live_page, say
 from pfl.experiments.room import Room, used_memory, visible_cards
 from pfl.experiments.workers import side_by_side
 from pfl.files import content, make_folder, read_json, write_json
@@ -297,10 +297,12 @@ def run_all(
     workers: int | None = 1,
     keep: bool = False,
     metric: str | None = None,
+    live: bool = False,
 ) -> dict[Path, Config]:
     """Runs jobs in `root`, and prints a line when one has ended; returns the outcomes by folder.
 
-    All runs must compute the score `metric`, if there is one.
+    All runs must compute the score `metric`, if there is one. With `live` a page in `root` tells
+    how far they are.
     """
     made = {root / job.folder for job in jobs if finished_outcome(job, root, keep)}
     check_jobs([job for job in jobs if root / job.folder not in made], metric)
@@ -308,7 +310,7 @@ def run_all(
     outcomes: dict[Path, Config] = {}
     room = room_for(jobs, len(jobs), workers)
     expected = [Expected.of(str(job), root / job.folder, job.config) for job in jobs]
-    with Watch(expected, made, metric):
+    with Watch(expected, made, metric, live_page(root, live)):
         if workers is None and len(jobs) > 1:
             say(str(room))
         for job, outcome in side_by_side(work, jobs, room):

@@ -13,8 +13,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from pfl import files
 from pfl.callbacks.progress import MINUTE, Ticker, on_terminal, time_left
+from pfl.errors import ConfigError
 from pfl.experiments.grid import Config
+from pfl.experiments.live import NAME, REFRESH, Row, write_page
 from pfl.scores.names import candidates
 from pfl.scores.runs import OUTCOME
 
@@ -48,14 +51,21 @@ class Watch:
         runs: All runs.
         before: The folders of those that have ended before.
         metric: The score that is shown; None: the one that counts by default.
+        page: A page that tells the same, and is written again every few seconds; None: no page.
     """
 
     def __init__(
-        self, runs: Sequence[Expected], before: Collection[Path] = (), metric: str | None = None
+        self,
+        runs: Sequence[Expected],
+        before: Collection[Path] = (),
+        metric: str | None = None,
+        page: Path | None = None,
     ) -> None:
         self.runs = runs
         self.before = before
         self.metric = metric
+        self.page = page
+        self._pages: Ticker | None = None
         self._bar: tqdm | None = None
 
     def __enter__(self) -> Watch:
@@ -79,10 +89,17 @@ class Watch:
             seconds = SECOND
         self._ticker = Ticker(self.tell, seconds)
         self._ticker.start()
+        if self.page is not None:
+            self.write_page()
+            self._pages = Ticker(self.write_page, REFRESH)
+            self._pages.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ticker.stop()
+        if self._pages is not None:
+            self._pages.stop()
+            self.write_page(ended=True)
         if self._bar is not None:
             self._bar.close()
 
@@ -92,7 +109,7 @@ class Watch:
         rounds = 0.0
         latest = (0.0, "no round has ended")
         for run in self.runs:
-            if run.folder in self.before or _changed(run.folder / OUTCOME) >= self._since:
+            if self._has_ended(run):
                 ended += 1
                 rounds += run.rounds
                 continue
@@ -113,15 +130,60 @@ class Watch:
         left = time_left(self._begun, rounds - self._known, total - self._known)
         print(f"{count} {latest[1]}{left}", file=sys.stderr, flush=True)
 
+    def write_page(self, ended: bool = False) -> None:
+        """Writes the page; once all runs have `ended`, the browser loads it no more."""
+        if self.page is None:
+            return
+        rows = []
+        count = 0
+        for run in self.runs:
+            path = run.folder / "metrics.csv"
+            numbers: dict[str, float] = {}
+            if self._has_ended(run) or _changed(path) >= self._since:
+                numbers = latest_numbers(path)
+            done = min(numbers.get("round", 0.0), run.rounds)
+            if self._has_ended(run):
+                count += 1
+                done = run.rounds
+            rows.append(Row(run.label, done, run.rounds, self._score(numbers)))
+        total = sum(run.rounds for run in self.runs)
+        now = sum(row.done for row in rows)
+        left = time_left(self._begun, now - self._known, total - self._known)
+        if count == len(self.runs):
+            left = ""
+        head = f"{count} of {len(self.runs)} runs have ended{left}"
+        title = self.page.parent.name
+        with suppress(ConfigError):  # a full disk must not end the runs
+            write_page(self.page, title, head, rows, ended)
+
+    def _has_ended(self, run: Expected) -> bool:
+        return run.folder in self.before or _changed(run.folder / OUTCOME) >= self._since
+
     def _words(self, run: Expected, row: dict[str, float]) -> str:
         """Returns the round of a run, and its score so far."""
         words = f"{run.label}: round {row.get('round', 0):.0f}"
         if run.rounds > 1:
             words += f" of {run.rounds}"
+        score = self._score(row)
+        if score:
+            words += f", {score}"
+        return words
+
+    def _score(self, row: dict[str, float]) -> str:
+        """Returns the score so far of a run; empty before its first evaluation."""
         for split in ("val", "test"):
             for name in candidates(row, split, self.metric)[:1]:
-                return f"{words}, {split} {name.model} {name.number} {row[str(name)]:.4f}"
-        return words
+                return f"{split} {name.model} {name.number} {row[str(name)]:.4f}"
+        return ""
+
+
+def live_page(root: Path, live: bool) -> Path | None:
+    """Returns the page about the runs in a folder, and says where it is; None if not `live`."""
+    if not live:
+        return None
+    files.make_folder(root, "--live")
+    print(f"{root / NAME} shows how far the runs are")
+    return root / NAME
 
 
 def say(line: str) -> None:

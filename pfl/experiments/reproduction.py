@@ -125,7 +125,9 @@ class Reproduction(Comparison):
         count = f"{len(self.jobs())} runs, of which none was made"
         return f"{self.title}\n\n{remarks}{text(Table(heads, [*rows.values()]))}\n{count}"
 
-    def reproduce(self, out: str | Path, command: str = "", *, jobs: int | None = 1) -> list[Path]:
+    def reproduce(
+        self, out: str | Path, command: str = "", *, jobs: int | None = 1, live: bool = False
+    ) -> list[Path]:
         """Makes the runs that have not been made, writes their data and draws them.
 
         Args:
@@ -133,6 +135,7 @@ class Reproduction(Comparison):
             command: The words after `pfl` that made the results, for the tables.
             jobs: Number of processes; None: as many as fit. With more than one, a script needs
                 `if __name__ == "__main__"`.
+            live: Writes `live.html` beside the runs, a page that tells how far they are.
 
         Returns:
             The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
@@ -141,7 +144,7 @@ class Reproduction(Comparison):
         all_jobs = self.jobs()
         root = out / self.runs_of
         make_folder(root, "reproduce: --out")
-        outcomes = run_all(all_jobs, root, workers=jobs)
+        outcomes = run_all(all_jobs, root, workers=jobs, live=live)
         rows = [row for job in all_jobs for row in rows_of(job, root, outcomes[job.folder])]
         place = ["run", *self.grid, "seed", "diverged"]
         metrics = list(dict.fromkeys(key for row in rows for key in row if key not in place))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ class Results:
         Args:
             folder: Where they are written.
             paper: The columns of `paper.tex`, as `comparison_tables.paper_table` has them; none: no
-                such file.
+                such file, and no figures for papers.
 
         Raises:
             ConfigError: There is no such column, or a file cannot be written.
@@ -170,9 +170,9 @@ class Results:
             wide = len(printed_table.columns) > 1 + NARROW
             files.append(folder / "paper.tex")
             write(files[-1], latex(printed_table, wide=wide))
-        return files + self._draw(folder)
+        return files + self._draw(folder, printed_table is not None)
 
-    def _draw(self, folder: Path) -> list[Path]:
+    def _draw(self, folder: Path, paper: bool) -> list[Path]:
         drawn: dict[str, Figure | None] = {"ranks": figures.rank_diagram(self.points)}
         for point, end in zip(self.points, self._endings(), strict=True):
             drawn[f"curves{end}"] = figures.curves(point)
@@ -182,7 +182,10 @@ class Results:
             if self.bandwidth is not None:
                 drawn[f"communication{end}"] = figures.communication(point, self.bandwidth)
         pairs = [(folder / name, figure) for name, figure in drawn.items() if figure is not None]
-        return [path for name, figure in pairs for path in save_figure(figure, name)]
+        paths = [path for name, figure in pairs for path in save_figure(figure, name)]
+        if paper:
+            paths += [save_for_paper(figure, name) for name, figure in pairs]
+        return paths
 
     def _endings(self) -> list[str]:
         """Returns the ends of the names of each point's files."""
@@ -219,6 +222,18 @@ def _frame(records: list[dict[str, Any]]) -> Any:
     except ImportError:
         return records
     return pandas.DataFrame(records)
+
+
+def save_for_paper(figure: Figure, path: Path) -> Path:
+    """Draws a figure as `paper-<name>.pdf`, as wide as one or both columns of a paper's text."""
+    import matplotlib
+
+    from pfl.report.matplotlib_drawer import PAPER, draw, paper_size
+
+    file = path.with_name(f"paper-{path.name}.pdf")
+    with matplotlib.rc_context(PAPER):
+        write_figure(file, draw(replace(figure, size=paper_size(figure))))
+    return file
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:

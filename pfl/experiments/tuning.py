@@ -31,7 +31,7 @@ from pfl.experiments.jobs import (
     room_for,
     with_callback,
 )
-from pfl.experiments.progress import Expected, Watch, say
+from pfl.experiments.progress import Expected, Watch, live_page, say
 from pfl.experiments.room import Used
 from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
@@ -176,13 +176,16 @@ class Tuning(Comparison):
         """The score that selects, as in `best_round`."""
         return self.tune.metric or self.metric
 
-    def search(self, out: str | Path | None = None, *, jobs: int | None = 1) -> Tuned:
+    def search(
+        self, out: str | Path | None = None, *, jobs: int | None = 1, live: bool = False
+    ) -> Tuned:
         """Makes the trials that have not been made, and returns what they have found.
 
         Args:
             out: The folder of the trials; `runs/tune/<name>` by default.
             jobs: Number of processes; None: as many as fit. With more than one, a script needs
                 `if __name__ == "__main__"`.
+            live: Writes `live.html`, a page that tells how far the trials are.
 
         Raises:
             ConfigError: A configuration has a mistake, Optuna is not installed, the clients have no
@@ -208,7 +211,7 @@ class Tuning(Comparison):
             for folder in _trial_folders(place, number, self.tune)
         ]
         made = {one.folder for one in trials if (one.folder / OUTCOME).is_file()}
-        with Watch(trials, made, self.score):
+        with Watch(trials, made, self.score, live_page(root, live)):
             if jobs is None and len(places) > 1:
                 say(str(room))
             found: dict[str, Found] = {}

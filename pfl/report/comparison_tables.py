@@ -112,13 +112,14 @@ def paper_table(comparisons: Sequence[ComparedRuns], words: Sequence[str]) -> Ta
             row += cells.get(label, [None] * len(shown))
         for column in part.forms[1:]:
             head = column.head.replace(COUNTS, comparison.number.replace("_", " "))
-            if len(comparisons) > 1:
-                head = f"{comparison.title}, {head}"
-                if len(shown) == 1:
-                    head = comparison.title
+            group = ""
+            if len(comparisons) > 1 and len(shown) == 1:
+                head = comparison.title
+            elif len(comparisons) > 1:
+                group = comparison.title
             if percent and column.is_share:
                 column = replace(column, form=".1f", scale=100)
-            columns.append(replace(column, head=head))
+            columns.append(replace(column, head=head, group=group))
     caption = f"{comparisons[0].number.replace('_', ' ').capitalize()} on the clients' test samples"
     if percent and any(column.is_share for column in columns):
         caption += " in %"

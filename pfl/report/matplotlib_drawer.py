@@ -19,6 +19,31 @@ MOST_NUMBERS = 11  # names of rows or columns that are numbers and stand beside 
 MOST_LEVEL = 4  # names of distributions that fit beside one another
 
 
+PAPER: dict[Any, Any] = {
+    "font.family": "serif",
+    "font.serif": ["STIXGeneral"],  # as Times, and matplotlib brings it
+    "mathtext.fontset": "stix",
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "figure.titlesize": 9,
+    "legend.fontsize": 7,
+    "pdf.fonttype": 42,  # conferences refuse fonts of type 3
+}
+"""How matplotlib draws for papers with two columns of text."""
+COLUMN = 3.25  # inches, the width of one column of such a paper
+TEXT = 6.75  # inches, the width of both
+WIDEST = 6.0  # inches; a plot that is wider takes both columns
+
+
+def paper_size(figure: Figure) -> tuple[float, float]:
+    """Returns the width and height of a figure in a paper with two columns of text, in inches."""
+    width, height = figure.size
+    new = COLUMN
+    if figure.columns > 1 or width > WIDEST:
+        new = TEXT
+    return new, height * new / width
+
+
 def draw(figure: Figure) -> matplotlib_figure.Figure:
     """Returns the figure of matplotlib."""
     drawn = matplotlib_figure.Figure(figsize=figure.size, layout="constrained")

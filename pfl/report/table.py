@@ -18,7 +18,7 @@ import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +79,7 @@ class Column:
         better: Whether large numbers are good; None: nothing is the best.
         is_share: Whether the numbers are shares, which can be shown in percent.
         scale: By which numbers are multiplied where they are shown.
+        group: In LaTeX, a heading above this one and its neighbours of the same group; "": none.
     """
 
     head: str
@@ -86,6 +87,7 @@ class Column:
     better: bool | None = None
     is_share: bool = False
     scale: float = 1
+    group: str = ""
 
     def text(self, cell: Cell) -> str:
         """Returns a cell in words; "–" if there is no value."""
@@ -257,7 +259,8 @@ def latex(
         table = table.only(columns)
     if percent:
         table = table.in_percent()
-    lines = [" & ".join(map(escape, table.heads)) + r" \\", r"\midrule"]
+    lines = [*_group_lines(table.forms), " & ".join(map(escape, table.heads)) + r" \\"]
+    lines.append(r"\midrule")
     for row, best in zip(table.rows, table.are_best(), strict=True):
         cells = [escape(column.text(cell)) for cell, column in table.pairs(row)]
         for place, is_best in enumerate(best):
@@ -291,6 +294,24 @@ def latex(
             below = []
         lines = [*head, *lines, *below, rf"\end{{{kind}}}"]
     return "\n".join(lines) + "\n"
+
+
+def _group_lines(columns: Sequence[Column]) -> list[str]:
+    """Returns the line of headings above groups of columns, with the rules below them."""
+    if not any(column.group for column in columns):
+        return []
+    cells = []
+    rules = []
+    first = 1
+    for group, members in groupby(column.group for column in columns):
+        count = len(list(members))
+        if group:
+            cells.append(rf"\multicolumn{{{count}}}{{c}}{{{escape(group)}}}")
+            rules.append(rf"\cmidrule(lr){{{first}-{first + count - 1}}}")
+        else:
+            cells += [""] * count
+        first += count
+    return [" & ".join(cells) + r" \\", " ".join(rules)]
 
 
 def escape(words: str) -> str:

@@ -36,7 +36,17 @@ def test_the_version(capsys):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("words", ["['--help']", "[]", "['tarin']", "['compare', '--jobs', '0']"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "['--help']",
+        "[]",
+        "['tarin']",
+        "['compare', '--jobs', '0']",
+        "['new', 'method', 'Mine']",
+        "['import', 'pfllib', 'main.py -algo Ditto']",
+    ],
+)
 def test_an_answer_imports_nothing_that_takes_long(words, tmp_path):
     code = f"import sys\nfrom pfl.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n"
     code += "    pass\nprint([*sys.modules])"

@@ -239,6 +239,8 @@ def test_the_columns_of_a_paper_are_written(finished, tmp_path):
     lines = (tmp_path / "tables" / "paper.tex").read_text().splitlines()
     assert r"method & worst 10\% & gradients \\" in lines
     assert [line.split(" & ")[0] for line in lines if " & " in line][1:] == ["FedAvg", "LocalTrain"]
+    drawn = sorted((tmp_path / "tables").glob("paper-*.pdf"))
+    assert len(drawn) == len(sorted((tmp_path / "tables").glob("*.png")))
 
 
 def test_the_folder_that_does_not_exist_is_named(finished, tmp_path):

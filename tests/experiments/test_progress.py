@@ -105,3 +105,41 @@ def test_a_comparison_in_a_log_file_is_not_silent(tmp_path, monkeypatch):
     assert status == 0 and "[1/" in out
     lines = [line for line in err.splitlines() if ": round " in line]
     assert lines and all(line.startswith("[") and " accuracy " in line for line in lines)
+
+
+def test_a_page_has_every_run_and_reloads_until_all_has_ended(runs, tmp_path, monkeypatch):
+    """Of B's ten rounds two took ten minutes: the other 28 of three runs take 140."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    page = tmp_path / "<out>" / "live.html"
+    page.parent.mkdir()
+    runs[2] = Expected("C & co", runs[2].folder, 10)
+    with Watch(runs, {runs[0].folder}, page=page) as watch:
+        watch._since -= 1
+        watch._begun -= 600
+        write(runs[1].folder, 2, 0.75)
+        watch.write_page()
+        text = page.read_text()
+    assert "<h1>&lt;out&gt;</h1>" in text and "<td>C &amp; co</td><td>0 of 10</td>" in text
+    assert "1 of 4 runs have ended, about 2 h left" in text  # 140 minutes
+    assert "<td>B</td><td>2 of 10</td>" in text and "val personalized accuracy 0.7500" in text
+    assert "<td>A</td><td>10 of 10</td>" in text
+    assert 'http-equiv="refresh"' in text
+    assert 'http-equiv="refresh"' not in page.read_text()
+
+
+@pytest.mark.usefixtures("quick_figures")
+def test_live_writes_the_page_beside_the_runs(tmp_path):
+    path = comparison(tmp_path, seeds=1)
+    status, out, err = call("compare", path, "--out", tmp_path / "out", "--jobs", "1", "--live")
+    assert status == 0, err
+    page = tmp_path / "out" / "live.html"
+    assert f"{page} shows how far the runs are" in out
+    text = page.read_text()
+    ended = text.partition(" runs have ended<")[0].rpartition(">")[2].split(" of ")
+    assert ended[0] == ended[1] and text.count("<progress") == int(ended[0]) > 1
+    assert "http-equiv" not in text and "src=" not in text  # nothing is fetched
+
+
+def test_folders_of_finished_runs_have_no_page(tmp_path):
+    status, _, err = call("compare", tmp_path, "--live")
+    assert status == 2 and "compare: --live: folders of finished runs do not take it" in err

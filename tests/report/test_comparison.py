@@ -583,12 +583,16 @@ def test_the_columns_of_a_paper_stand_beside_each_other_for_two_data_sets():
     table = tables.paper_table(points, ["percent", "score", "worst", "gradients"])
     heads = ("accuracy", "worst 10%", "gradients")
     assert table.cells == [
-        ["method", *(f"{title}, {head}" for title in "xy" for head in heads)],
+        ["method", *heads, *heads],
         ["A", "60.0 ± 14.1", "30.0 ± 7.1", "10", "90.0", "45.0", "10"],
         ["B", "80.0", "40.0", "10", "–", "–", "–"],
     ]
     assert "in %, mean ± sample standard deviation over seeds" in table.caption
     lines = latex(table, wide=True).splitlines()
+    # The columns 2 to 4 are x's, and 5 to 7 are y's.
+    place = lines.index(r" & \multicolumn{3}{c}{x} & \multicolumn{3}{c}{y} \\")
+    assert lines[place + 1] == r"\cmidrule(lr){2-4} \cmidrule(lr){5-7}"
+    assert lines[place + 2].startswith("method & accuracy & worst 10")
     assert lines[0] == r"\begin{table*}" and lines[-1] == r"\end{table*}"
     assert sum(r"\textbf{80.0}" in line for line in lines) == 1
     assert sum(r"\textbf" in line for line in lines) == 1

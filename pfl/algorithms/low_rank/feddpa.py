@@ -1,7 +1,7 @@
 """FedDPA.
 
-Yang, Liu, Wang, Zhang, Xie, Zhang, Long, "Dual-Personalizing Adapter for Federated Foundation
-Models", NeurIPS 2024.
+Yang, Long, Shen, Jiang, Blumenstein, "Dual-Personalizing Adapter for Federated Foundation Models",
+NeurIPS 2024.
 """
 
 from __future__ import annotations

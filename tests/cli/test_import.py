@@ -1,0 +1,182 @@
+"""`pfl import pfllib`: what a command of PFLlib is here, and its data."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import pfl.algorithms
+import pfl.datamodules
+import pfl.models
+from pfl.cli.pfllib import DATA, FLAGS, METHODS, NETWORKS, OF_EVERY_RUN, read_dataset, translate
+from tests.commands import QUICKSTART, call, table
+
+pytestmark = pytest.mark.cli
+DITTO = "python main.py -data MNIST -m CNN -algo Ditto -mu 0.1 -nc 20 -gr 100 -lbs 10 -lr 0.005"
+
+
+def test_the_command_of_the_documentation():
+    config = yaml.safe_load(translate(f"{DITTO} -ls 1"))
+    # The same run stands in docs/coming-from.md as a command of `pfl fit`.
+    assert config["trainer"]["max_epochs"] == 100
+    assert config["loop"] == {"clients_per_round": None}
+    model = config["model"]["init_args"]
+    network = {"in_channels": 1, "num_classes": 10, "image_size": 28}
+    assert config["model"]["class_path"] == "Ditto"
+    assert model == {
+        "network": {"class_path": "CNN", "init_args": network},
+        "lr": 0.005,
+        "batch_size": 10,
+        "local_epochs": 1,
+        "penalty": 0.1,
+        "personal_epochs": 1,
+    }
+    data = config["data"]
+    assert data["class_path"] == "MNISTDataModule"
+    assert data["init_args"] == {
+        "num_clients": 20,
+        "partition": {"class_path": "PFLlibDirichlet", "init_args": {"alpha": 0.1}},
+        "protocol": {"class_path": "SplitOwn", "init_args": {"test": 0.25, "validation": 0.0}},
+    }
+
+
+def test_what_means_something_else_is_said():
+    text = translate(f"{DITTO} -cdr 0.2 -tsr 0.1 -nnc 3 -ld True -ldg 0.9 -t 5 -tau 2 -jr 0.55")
+    notes = [line for line in text.splitlines() if line.startswith("# *")]
+    config = yaml.safe_load(text)
+    for part in ("101 rounds", "-tau: it is not translated", "-cdr loses the share 0.2", "-tsr"):
+        assert [note for note in notes if part in note], part
+    for part in ("seeds: 5", "no padding", "smaller batch", "best test accuracy"):
+        assert [note for note in notes if part in note], part
+    assert config["model"]["init_args"]["lr_decay"] == 0.9
+    assert config["data"]["init_args"]["num_clients"] == 23
+    # The new clients are the last ones, and 0.55 of the 20 others are 11.
+    expected = {"clients_per_round": 11, "unseen": [20, 21, 22], "dropout": 0.2, "stragglers": 0.1}
+    assert config["loop"] == expected
+
+
+def test_a_penalty_that_is_not_given_is_zero_as_in_pfllib():
+    text = translate("main.py -algo FedProx")
+    assert yaml.safe_load(text)["model"]["init_args"]["proximal_weight"] == 0.0
+    assert "-mu is 0 unless it is given" in text
+    text = translate("main.py -algo pFedMe")  # whose global model does not move in PFLlib
+    assert "server_mixture" not in yaml.safe_load(text)["model"]["init_args"]
+    assert "-bt is 0 in PFLlib" in text and "computes something else than pFedMe" in text
+
+
+@pytest.mark.parametrize("flags", ["", "-mu 0.5 -al 0.5 -bt 1.0 -klw 2.0"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_its_arguments(name, flags):
+    model = yaml.safe_load(translate(f"main.py -algo {name} {flags}"))["model"]
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2))
+    method = getattr(pfl.algorithms, model["class_path"])
+    assert method(**{**model["init_args"], "network": network}).lr == 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_takes_images_of_cifar10(name):
+    command = f"main.py -m {name} -data Cifar10 -nb 7"
+    network = yaml.safe_load(translate(command))["model"]["init_args"]["network"]
+    module = getattr(pfl.models, network["class_path"])(**network["init_args"]).eval()
+    with torch.no_grad():
+        assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_all_flags_of_methods_are_flags():
+    names = {flag.long for flag in FLAGS}
+    used = {flag for method in METHODS.values() for flag in method.arguments}
+    assert used <= {flag.long for flag in FLAGS[OF_EVERY_RUN:]} and len(names) == len(FLAGS)
+    assert FLAGS[OF_EVERY_RUN].short == "bt"  # the first one below "pFedMe / PerAvg" there
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("-datta MNIST", ["-datta", "did you mean -data?"]),
+        ("-nc many", ["-nc/--num_clients", "'many'"]),
+        ("-data AGNews", ["-data AGNews", "mnist", "--folder PFLlib/dataset/AGNews"]),
+        ("-algo FedFomo", ["-algo FedFomo", "Ditto"]),
+        ("-m lstm", ["-m lstm", "cnn"]),
+        ("-m 'cnn", ["cannot be read"]),
+    ],
+)
+def test_a_mistake_gets_one_line(words, parts):
+    status, out, err = call("import", "pfllib", f"main.py {words}")
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: import: ") and not [part for part in parts if part not in err]
+
+
+def write_samples(folder, sizes, values=None):
+    """Writes samples as PFLlib's generators do; returns the inputs and labels of each split."""
+    content = {}
+    random = np.random.default_rng(0)
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        for client, size in enumerate(sizes):
+            x = random.normal(size=(size, 1, 8, 8)).astype(np.float32)
+            y = random.integers(3, size=size)
+            content[split, client] = (x, y)
+            data = np.array({"x": x, "y": y} if values is None else values)
+            np.savez_compressed(folder / split / f"{client}.npz", data=data)
+    return content
+
+
+def test_a_folder_of_samples_is_read_client_by_client(tmp_path):
+    sizes = [3, 5, *[2] * 9]  # eleven clients: 10 comes after 9, not after 1
+    content = write_samples(tmp_path / "Mine", sizes)
+    arrays = read_dataset(tmp_path / "Mine")
+    for split, prefix, begin in (("train", "", 0), ("test", "test_", sum(sizes))):
+        owners = arrays["client_ids"][begin : begin + sum(sizes)]
+        for client in range(len(sizes)):
+            x, y = content[split, client]
+            np.testing.assert_array_equal(arrays[f"{prefix}inputs"][owners == client], x)
+            np.testing.assert_array_equal(arrays[f"{prefix}targets"][owners == client], y)
+
+
+@pytest.mark.slow
+def test_a_run_has_pfllibs_own_split(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--data.num_clients", "5", "--pfllib", "PFLlib/dataset/Digits"]
+    assert call("partition", "--config", QUICKSTART, *words)[0] == 0
+    command = "main.py -data Digits -algo Ditto -mu 0.1 -nc 5 -gr 2 -m mlr -lbs 50"
+    status, out, err = call("import", "pfllib", command, "--folder", "PFLlib/dataset/Digits")
+    assert status == 0, err
+    (tmp_path / "ditto.yaml").write_text(out)
+    status, _, err = call("fit", "--config", "ditto.yaml")
+    assert status == 0, err
+    rows = table(tmp_path / "runs" / "Ditto-Digits" / "clients.csv")
+    for row in rows:
+        client = int(row["client"])
+        for split in ("train", "test"):
+            with np.load(f"PFLlib/dataset/Digits/{split}/{client}.npz", allow_pickle=True) as file:
+                assert int(row[f"{split}_samples"]) == len(file["data"].item()["y"])
+    status, _, err = call("import", "pfllib", command, "--folder", "PFLlib/dataset/Digits")
+    assert status == 2 and "Digits.npz: the file is there already" in err
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("never",))
+
+
+@pytest.mark.parametrize("values", [{"x": Evil(), "y": 0}, {"x": np.zeros(2)}, 3])
+def test_nothing_but_arrays_is_unpickled(values, tmp_path, capsys):
+    write_samples(tmp_path / "Mine", [2], values)
+    status, out, err = call("import", "pfllib", "main.py", "--folder", tmp_path / "Mine")
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert "0.npz: it is no file of PFLlib's samples" in err
+    assert "never" not in capsys.readouterr().out
+    assert pickle.loads(pickle.dumps(Evil())) is None  # it would have printed
+
+
+def test_a_folder_without_samples_gets_one_line(tmp_path):
+    status, _, err = call("import", "pfllib", "main.py", "--folder", tmp_path)
+    assert (status, err.count("\n")) == (2, 1) and "there is no train/0.npz" in err
+
+
+def test_every_data_set_is_a_data_module():
+    assert not [name for name, _, _ in DATA.values() if not hasattr(pfl.datamodules, name)]

@@ -17,6 +17,7 @@ from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visi
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
+from .protocols.order import order_of
 from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
 from .ranges import Checked, Count, CountOrZero, as_int
@@ -126,6 +127,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self._partition: Partition | None = None
         self._client_names: list[str] | None = None
         self._class_names: list[str] | None = None
+        self._times: np.ndarray | None = None
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -176,6 +178,8 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
+        if isinstance(self.protocol, SplitOwn) and self.protocol.order is not None:
+            self._times = order_of(self.protocol.order, columns, num_train)
         if loaded.missing is not None:
             self._fill(samples, loaded.missing, partition)
         if isinstance(self.protocol, OfficialSplit):
@@ -268,6 +272,16 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if targets is None or targets.is_floating_point():
             return None
         return int(targets.max()) + 1
+
+    def training_targets(self, client: int) -> np.ndarray:
+        """Returns the targets of a client's training samples [n, ...], in the order of time.
+
+        That is the order of the column of `SplitOwn(order=...)`, or else that of the samples.
+        """
+        index = self.partition.train[client]
+        if self._times is not None:
+            index = index[np.argsort(self._times[index], kind="stable")]
+        return host_targets(self.samples)[index]
 
     @property
     def has_labels(self) -> bool:

@@ -125,7 +125,9 @@ class Evaluation:
         if (split, kind) not in self._metrics:
             metric = self._used.pop((split, kind), None)
             if metric is None:
-                metric = ClientScores(self.loop.num_clients, self.loop.metrics).to(self.device)
+                metric = ClientScores(
+                    self.loop.num_clients, self.loop.metrics, self.loop.training_targets
+                ).to(self.device)
             metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
             self._metrics[split, kind] = metric
@@ -211,7 +213,8 @@ class Evaluation:
         metric = self._metric(name, "global")
         if not len(clients):
             return
-        if not clients.data.shared(clients.split):
+        # The scale of a forecast's error is the client's own.
+        if not clients.data.shared(clients.split) or self.loop.metrics.read_series:
             _score_pooled(metric, algorithm, clients)
             return
         # All clients have the same samples and the same model: the first client's score is every

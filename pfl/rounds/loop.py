@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 from torchmetrics import Metric
 
 from pfl.aggregation.attacks import Attackers
@@ -254,6 +255,10 @@ class FederatedLoop(Checked, LightningDataModule):
             poison = self.participation if self.participation.poisons else None
             self._data = ClientData(self.datamodule, device, self.seed, poison)
         return self._data
+
+    def training_targets(self, client: int) -> Tensor:
+        """Returns the targets of a client's training samples [n, ...], in the order of time."""
+        return torch.from_numpy(self.datamodule.training_targets(client))
 
     def take_secret(self, secret: Secret) -> None:
         """Draws noise and private cohorts from a secret key, in place of the loop's own key."""

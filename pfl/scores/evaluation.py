@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -76,6 +76,11 @@ class ClientScores(torchmetrics.Metric):
 
     For sequences of classes, only real targets are summed and counted.
 
+    Args:
+        num_clients: M.
+        metrics: Further metrics.
+        series: Returns a client's training targets [n, ...], on the host, for those that read them.
+
     Example:
         >>> import torch
         >>> scores = ClientScores(num_clients=2)
@@ -91,9 +96,15 @@ class ClientScores(torchmetrics.Metric):
     count: Tensor
     values: Tensor
 
-    def __init__(self, num_clients: int, metrics: ClientMetrics | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        metrics: ClientMetrics | None = None,
+        series: Callable[[int], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.metrics = metrics or ClientMetrics({})
+        self._series = series
         for name in ("loss_sum", "correct_sum", "count"):
             zeros = torch.zeros(num_clients, dtype=torch.float64)
             self.add_state(name, zeros, dist_reduce_fx="sum")
@@ -124,6 +135,8 @@ class ClientScores(torchmetrics.Metric):
         """Computes the metrics of the clients whose samples were added, but for one with more."""
         for client in [c for c in self._begun if c != but]:
             predicted, targets = map(torch.cat, zip(*self._begun.pop(client), strict=True))
+            if self.metrics.read_series and self._series is not None:
+                self.metrics.begin_client(self._series(client))
             self.values[:, client] = self.metrics.values(predicted, targets).to(self.values)
 
     def copy(self, client: int, ids: Tensor) -> None:

@@ -12,7 +12,7 @@ from lightning import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Sampler
 
-from .errors import ConfigError, require_value
+from .errors import ConfigError, RowError, require_value
 from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
@@ -23,7 +23,14 @@ from .randomness import generator
 from .ranges import Checked, Count, CountOrZero, as_int
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
-from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns, told_scale
+from .samples.loaded import (
+    Loaded,
+    check_loaded,
+    host_targets,
+    owner_of,
+    rule_columns,
+    told_scale,
+)
 from .samples.missing import fill_with_means
 from .samples.samples import Samples, TensorSamples, concatenate
 from .transforms.transform import Pipeline, Transform
@@ -138,7 +145,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             return
         loaded = self.load()
         name = type(self).__name__
-        check_loaded(name, loaded)
+        check_loaded(name, loaded, self.feature_names)
         samples = loaded.train
         num_train = len(loaded.train)
         if loaded.test is not None and len(loaded.test):
@@ -174,7 +181,13 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             raise ConfigError(f"{name}.client_names: {given}")
         whole = Pool(labels, num_train, len(samples), columns)
         rng = generator(self.seed, "protocol")
-        partition = self.protocol.split(owned, whole, rng)
+        try:
+            partition = self.protocol.split(owned, whole, rng)
+        except RowError as error:
+            client = owner_of(loaded, error.row - 1)
+            if client is None:
+                raise
+            raise error.of_client(client) from None
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")

@@ -15,7 +15,7 @@ from pfl.clients import Clients
 from pfl.clients.view import OrderedSamples
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
-from pfl.method import exchange, statistics
+from pfl.method import checks, exchange, statistics
 from pfl.method.hooks import Method
 from pfl.method.neighbours import neighbour_scores
 from pfl.rounds.loop import FederatedLoop
@@ -126,7 +126,10 @@ class Evaluation:
             metric = self._used.pop((split, kind), None)
             if metric is None:
                 metric = ClientScores(
-                    self.loop.num_clients, self.loop.metrics, self.loop.training_targets
+                    self.loop.num_clients,
+                    self.loop.metrics,
+                    self.loop.training_targets,
+                    self.loop.name_of,
                 ).to(self.device)
             metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
@@ -156,6 +159,8 @@ class Evaluation:
                     w = algorithm.global_model.expand(len(group), -1)
                 else:
                     w = algorithm.personalized(group)
+                    where = f"{type(algorithm).__name__}.personalized"
+                    checks.check_models(where, w, group, algorithm)
                     total = algorithm.parameters_personalized(group, w).sum()
                     numbers = [float(total), float(len(group))]
                 scored = statistics.of_model(kind, algorithm, group)

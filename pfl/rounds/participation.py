@@ -523,7 +523,7 @@ def _check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> N
             f"trainer.max_epochs: {rounds}; loop.{name} has only {len(trace)} rounds, set it to "
             f"at most that"
         )
-    for number, ids in enumerate(trace):
+    for number, ids in enumerate(trace, 1):
         _check_ids(f"loop.{name}", ids, total, f"round {number} has ")
 
 

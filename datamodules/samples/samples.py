@@ -171,9 +171,9 @@ class DatasetSamples(Samples):
             try:
                 items.append(self.dataset[number])
             except Exception as error:
-                raise ConfigError(
-                    f"DatasetSamples.dataset: item {number} cannot be read: {error_line(error)}"
-                ) from error
+                if hasattr(error, "add_note"):  # since Python 3.11
+                    error.add_note(f"item {number} of DatasetSamples.dataset")
+                raise
         inputs, targets = (column[: index.numel()] for column in stack_items(items, numbers))
         targets = _as_targets(targets)
         return (

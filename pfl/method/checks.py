@@ -99,11 +99,12 @@ def check_messages(method: Method, sent: Any, clients: Clients, hook: str) -> No
 
 
 def check_states(method: Method, clients: Clients) -> None:
-    """Refuses rows of client states that do not have the declared width.
+    """Refuses rows of client states that were not declared, or have another width.
 
     Raises:
         ConfigError: There are some.
     """
+    check_declared(method, clients.state)
     store = method.states.store
     for name in store.names:
         values = clients.state[name]

@@ -57,13 +57,17 @@ def train_clients(method: Method, stages: Sequence[Stage], clients: Clients) -> 
     if w is None:
         w = torch.empty(0)
     returned = method.client_update(clients, w)
-    checks.check_messages(method, returned, clients, "client_update")
-    checks.check_declared(method, clients.state)
-    checks.check_states(method, clients)
+    shape = (len(clients), method.space.size)
+    vector = method.space.vector
+    is_models = isinstance(returned, torch.Tensor) and returned.shape == shape
+    if not is_models or returned.dtype != vector.dtype:
+        checks.check_messages(method, returned, clients, "client_update")
     sent: Messages = by_name(returned)
     for stage in stages:
         sent = stage.sent(clients, sent)
     store = method.states.store
+    if clients.state:
+        checks.check_states(method, clients)
     for name in store.names:
         clients.state[name] = store.rounded(name, clients.state[name])
     return sent

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pfl.clients import Clients
 from pfl.errors import ConfigError, Diverged
@@ -21,23 +20,20 @@ def clients_text(loop: FederatedLoop, clients: Sequence[int]) -> str:
     return ", ".join(shown)
 
 
-@contextmanager
-def naming(method: Method, loop: FederatedLoop, clients: Clients, when: str) -> Iterator[None]:
-    """Names inside, in the line of an error, the clients that ran, and when.
+def name_clients(
+    error: Exception, method: Method, loop: FederatedLoop, clients: Clients, when: str
+) -> None:
+    """Adds to an error which clients ran, and when.
 
     A line of the framework's own says so at its end. Any other error, as of a method's own code,
-    keeps its type and its traceback, and has a note.
+    has a note.
     """
-    try:
-        yield
-    except Diverged:  # it names its clients
-        raise
-    except Exception as error:
-        place = when
-        if not method.pooled:
-            place = f"{clients_text(loop, clients.ids.tolist())}, {when}"
-        if isinstance(error, ConfigError):
-            raise ConfigError(f"{error} ({place})") from error
-        if hasattr(error, "add_note"):  # since Python 3.11
-            error.add_note(place)
-        raise
+    if isinstance(error, Diverged):  # it names its clients
+        return
+    place = when
+    if not method.pooled:
+        place = f"{clients_text(loop, clients.ids.tolist())}, {when}"
+    if isinstance(error, ConfigError):
+        error.args = (f"{error} ({place})",)
+    elif hasattr(error, "add_note"):  # since Python 3.11
+        error.add_note(place)

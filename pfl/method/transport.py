@@ -23,7 +23,7 @@ from pfl.errors import ConfigError
 from pfl.method import exchange
 from pfl.method.hooks import Method
 from pfl.method.log import Log, logging_to
-from pfl.method.naming import naming
+from pfl.method.naming import name_clients
 from pfl.method.round_totals import Parcel
 from pfl.method.scoring import Evaluation
 from pfl.rounds.cohort import Cohort
@@ -160,7 +160,7 @@ class Simulation(Transport):
         with logging_to(log), method.in_full_precision():
             own = by_name(method.download_for(clients.ids))
             down = exchange.receive(clients, download, own)
-            with naming(method, self.loop, clients, f"in round {clients.round + 1}"):
+            try:
                 exchange.begin(method, self.stages, clients)
                 sent = exchange.train_clients(method, self.stages, clients)
                 if read is None:
@@ -168,6 +168,9 @@ class Simulation(Transport):
                 parcel = read(clients, sent)
                 for stage in self.stages:
                     stage.keep(clients)
+            except Exception as error:
+                name_clients(error, method, self.loop, clients, f"in round {clients.round + 1}")
+                raise
         return Group(clients, down, exchange.number_of_bytes(sent), log, parcel)
 
     def settle(self, method: Method, group: Group) -> None:

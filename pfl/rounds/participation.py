@@ -425,7 +425,7 @@ class Participation:
             self._check_attackers(everyone, rounds)
         if self.trace is not None:
             _check_rounds("trace", self.trace, everyone, rounds)
-            for number, cohort in enumerate(self.trace):
+            for number, cohort in enumerate(self.trace, 1):
                 if len(both := np.intersect1d(cohort, self.unseen_clients)):
                     raise ConfigError(
                         f"loop.trace: round {number} has client {both[0]:.0f}, which loop.unseen "

@@ -59,8 +59,11 @@ def train_clients(method: Method, stages: Sequence[Stage], clients: Clients) -> 
     returned = method.client_update(clients, w)
     shape = (len(clients), method.space.size)
     vector = method.space.vector
-    is_models = isinstance(returned, torch.Tensor) and returned.shape == shape
-    if not is_models or returned.dtype != vector.dtype:
+    if not (
+        isinstance(returned, torch.Tensor)
+        and returned.shape == shape
+        and returned.dtype == vector.dtype
+    ):
         checks.check_messages(method, returned, clients, "client_update")
     sent: Messages = by_name(returned)
     for stage in stages:

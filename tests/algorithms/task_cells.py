@@ -35,6 +35,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Floco": {"projection_round": 1},
     "FedPD": {"proximal_step": 0.5},
     "FedSpa": {"density": 0.7},
+    "FedFomo": {"judged_on": "training"},
     "pFedMe": {"lr": 0.05},
 }
 

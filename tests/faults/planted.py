@@ -64,7 +64,7 @@ def arrays(**changed: Any) -> ArrayDataModule:
         "targets": np.arange(18) % 3,
         "client_ids": np.repeat(NAMES, 6),
     }
-    settings = {"partition": Natural(), "protocol": SplitOwn(0.3, 0.2)}
+    settings: dict[str, Any] = {"partition": Natural(), "protocol": SplitOwn(0.3, 0.2)}
     for key, change in changed.items():
         if callable(change):
             change(values[key])
@@ -615,7 +615,7 @@ class Personal(FedAvg):
     def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(nn.Linear(2, 3), lr=0.1, engine="sequential")
         self.change = change
-        self.trained = self.add_client_state("trained")
+        self.add_client_state("trained")
 
     def client_update(self, clients, w):
         v = super().client_update(clients, w)

@@ -12,17 +12,25 @@ from lightning import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Sampler
 
-from .errors import ConfigError, require_value
+from .errors import ConfigError, RowError, require_value
 from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
+from .protocols.order import order_of
 from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
 from .ranges import Checked, Count, CountOrZero, as_int
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
-from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns, told_scale
+from .samples.loaded import (
+    Loaded,
+    check_loaded,
+    host_targets,
+    owner_of,
+    rule_columns,
+    told_scale,
+)
 from .samples.missing import fill_with_means
 from .samples.samples import Samples, TensorSamples, concatenate
 from .transforms.transform import Pipeline, Transform
@@ -126,6 +134,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self._partition: Partition | None = None
         self._client_names: list[str] | None = None
         self._class_names: list[str] | None = None
+        self._times: np.ndarray | None = None
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -142,7 +151,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             return
         loaded = self.load()
         name = type(self).__name__
-        check_loaded(name, loaded)
+        check_loaded(name, loaded, self.feature_names)
         samples = loaded.train
         num_train = len(loaded.train)
         if loaded.test is not None and len(loaded.test):
@@ -178,10 +187,18 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             raise ConfigError(f"{name}.client_names: {given}")
         whole = Pool(labels, num_train, len(samples), columns)
         rng = generator(self.seed, "protocol")
-        partition = self.protocol.split(owned, whole, rng)
+        try:
+            partition = self.protocol.split(owned, whole, rng)
+        except RowError as error:
+            client = owner_of(loaded, error.row - 1)
+            if client is None:
+                raise
+            raise error.of_client(client) from None
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
+        if isinstance(self.protocol, SplitOwn) and self.protocol.order is not None:
+            self._times = order_of(self.protocol.order, columns, num_train)
         if loaded.missing is not None:
             self._fill(samples, loaded.missing, partition)
         if isinstance(self.protocol, OfficialSplit):
@@ -274,6 +291,16 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if targets is None or targets.is_floating_point():
             return None
         return int(targets.max()) + 1
+
+    def training_targets(self, client: int) -> np.ndarray:
+        """Returns the targets of a client's training samples [n, ...], in the order of time.
+
+        That is the order of the column of `SplitOwn(order=...)`, or else that of the samples.
+        """
+        index = self.partition.train[client]
+        if self._times is not None:
+            index = index[np.argsort(self._times[index], kind="stable")]
+        return host_targets(self.samples)[index]
 
     @property
     def has_labels(self) -> bool:

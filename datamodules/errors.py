@@ -21,6 +21,30 @@ class ConfigError(ValueError):
     """
 
 
+class RowError(ConfigError):
+    """A mistake in one row of a table.
+
+    Attributes:
+        text: What is wrong.
+        row: The row, from 1, after the names.
+
+    Example:
+        >>> print(RowError("the column 'age' holds 'old'; it must hold numbers", 8))
+        the column 'age' holds 'old'; it must hold numbers (row 8 after the names)
+    """
+
+    def __init__(self, text: str, row: int) -> None:
+        super().__init__(f"{text} (row {row} after the names)")
+        self.text = text
+        self.row = row
+
+    def of_client(self, client: object) -> ConfigError:
+        """Returns the error with the name of the client that owns the row."""
+        return ConfigError(
+            f"{self.text} (row {self.row} after the names, of the client {str(client)!r})"
+        )
+
+
 def require_value(key: str, value: object, holds: bool, expected: str) -> None:
     """Raises a ConfigError about the argument `key` (`Dirichlet.alpha`) unless a condition holds.
 

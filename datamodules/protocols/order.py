@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..errors import ConfigError, require_value
+from ..errors import RowError, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .splits import part_sizes
 
@@ -74,13 +74,25 @@ def sortable(key: str, name: str, values: np.ndarray) -> np.ndarray:
     cells = values.tolist()
     for row, cell in enumerate(cells, 1):
         if cell is None or cell != cell or cell == "":
-            raise ConfigError(
-                f"{key}: the column {name!r} has no value in row {row} after the names; it must "
-                "have one in each row"
+            raise RowError(
+                f"{key}: the column {name!r} has no value; it must have one in each row",
+                row,
             )
     if all(isinstance(cell, int | float) for cell in cells):
         return np.array(cells)
+    if _is_number(cells[0]):  # then a text is wrong, and not the numbers before it
+        for row, cell in enumerate(cells, 1):
+            if not _is_number(cell):
+                _time(key, name, row, cell)
     return np.array([_time(key, name, row, cell) for row, cell in enumerate(cells, 1)])
+
+
+def _is_number(cell: object) -> bool:
+    try:
+        float(str(cell))
+    except ValueError:
+        return False
+    return True
 
 
 def _time(key: str, name: str, row: int, cell: object) -> np.datetime64:
@@ -95,8 +107,9 @@ def _time(key: str, name: str, row: int, cell: object) -> np.datetime64:
         if not isinstance(time, datetime.date):  # a `datetime` is a `date`, too
             raise ValueError
     except ValueError:
-        raise ConfigError(
-            f"{key}: the column {name!r} holds {cell!r} (row {row} after the names); it must hold "
-            "numbers, or dates written as 2024-01-31 or 2024-01-31T18:30"
+        raise RowError(
+            f"{key}: the column {name!r} holds {cell!r}; it must hold numbers, or dates written as "
+            "2024-01-31 or 2024-01-31T18:30",
+            row,
         ) from None
     return np.datetime64(time, "us")

@@ -95,11 +95,15 @@ class PerSample(Partitioner):
         require_value(f"{self._key}.shape", values.shape, holds, expected)
         if values.dtype.kind in "fO":  # an array of objects may hold text, as arrays of pandas do
             given = values.tolist()
-            missing = sum(value is None or value != value for value in given)
+            gaps = [value is None or value != value for value in given]
+            missing = sum(gaps)
+            first = ""
+            if missing:
+                first = f", first for sample {gaps.index(True)}"
             if missing or len({isinstance(value, str) for value in given}) > 1:
                 raise ConfigError(
-                    f"{self._key}: None or NaN for {missing} of {len(given)} samples; all {noun}s "
-                    "must be numbers, or all text"
+                    f"{self._key}: None or NaN for {missing} of {len(given)} samples{first}; all "
+                    f"{noun}s must be numbers, or all text"
                 )
         return values
 

@@ -1,6 +1,7 @@
 """What the method `load` of a data module returns, and the checks of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +45,11 @@ class Loaded(NamedTuple):
     missing: np.ndarray | None = None
 
 
-def check_loaded(name: str, loaded: object) -> None:
-    """Checks the result of `load` of the data module `name`, and warns of what looks wrong."""
+def check_loaded(name: str, loaded: object, columns: Sequence[str] | None = None) -> None:
+    """Checks the result of `load` of the data module `name`, and warns of what looks wrong.
+
+    `columns` are the names of the inputs' values, if they have names.
+    """
     if not isinstance(loaded, Loaded):
         raise ConfigError(
             f"{name}.load: returned {type(loaded).__name__}; it must return "
@@ -60,8 +64,13 @@ def check_loaded(name: str, loaded: object) -> None:
                 "TensorSamples(inputs, targets) or DatasetSamples(dataset, targets)"
             )
         if isinstance(samples, TensorSamples):
-            check_finite(f"{prefix}inputs", samples.inputs)
-            check_finite(key := f"{prefix}targets", samples.targets)
+            first = 0
+            if prefix:
+                first = len(loaded.train)
+            check_finite(f"{prefix}inputs", samples.inputs, partial(_place, loaded, first, columns))
+            place = partial(_place, loaded, first, None)
+            check_finite(key := f"{prefix}targets", samples.targets, place)
+            _check_classes(key, samples.targets, place)
             if _is_one_hot(samples.targets):
                 n, classes = samples.targets.shape  # each sample would have that many targets
                 raise ConfigError(
@@ -71,6 +80,50 @@ def check_loaded(name: str, loaded: object) -> None:
     if loaded.class_names is None:  # named classes are numbered already
         for remark in _remarks(loaded.train, loaded.test):
             rank_zero_warn(f"{name}: {remark}", category=UserWarning)
+
+
+def owner_of(loaded: Loaded, sample: int) -> str | None:
+    """Returns the id of the client that the data set names for a sample, as text."""
+    ids = loaded.client_ids
+    if ids is None or sample >= len(ids):
+        return None
+    return str(np.asarray(ids)[sample])
+
+
+def _place(
+    loaded: Loaded, first: int, columns: Sequence[str] | None, sample: int, wrong: Tensor
+) -> str:
+    """Returns the client and the first wrong column of a sample, in brackets.
+
+    Args:
+        loaded: The data set.
+        first: The number of the first of the samples among all.
+        columns: The names of the values, or None.
+        sample: The number of the sample, after the first one.
+        wrong: Which of its values are wrong, bool [F].
+    """
+    parts = []
+    client = owner_of(loaded, first + sample)
+    if client is not None:
+        parts.append(f"of the client {client!r}")
+    if columns is not None and len(columns) == len(wrong):
+        parts.append(f"in the column {columns[int(wrong.int().argmax())]!r}")
+    if not parts:
+        return ""
+    return f" ({', '.join(parts)})"
+
+
+def _check_classes(key: str, targets: Tensor, place: Callable[[int, Tensor], str]) -> None:
+    """Refuses negative classes of samples that have one class each."""
+    if targets.is_floating_point() or targets.ndim != 1 or not len(targets):
+        return
+    sample = int(targets.argmin())
+    least = int(targets[sample])
+    if least < 0:
+        raise ConfigError(
+            f"{key}: smallest target: {least}; it must be at least 0, as integer targets are "
+            f"classes: sample {sample}{place(sample, targets[sample : sample + 1] < 0)}"
+        )
 
 
 def told_scale(inputs: Tensor) -> str:

@@ -84,5 +84,5 @@ def train_and_test(
 
 
 def _input(dataset: Dataset, number: int) -> np.ndarray:
-    inputs, _ = stack_items([dataset[number]])
+    inputs, _ = stack_items([dataset[number]], [number])
     return inputs[0].numpy()

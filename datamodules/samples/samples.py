@@ -1,7 +1,7 @@
 """Samples of a data set: inputs and targets that can be gathered by index."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,8 +165,16 @@ class DatasetSamples(Samples):
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         # For an empty index one item is read all the same, as its shape is needed.
-        items = [self.dataset[i] for i in index.reshape(-1).tolist() or [0]]
-        inputs, targets = (column[: index.numel()] for column in stack_items(items))
+        numbers = index.reshape(-1).tolist() or [0]
+        items = []
+        for number in numbers:
+            try:
+                items.append(self.dataset[number])
+            except Exception as error:
+                if hasattr(error, "add_note"):  # since Python 3.11
+                    error.add_note(f"item {number} of DatasetSamples.dataset")
+                raise
+        inputs, targets = (column[: index.numel()] for column in stack_items(items, numbers))
         targets = _as_targets(targets)
         return (
             scaled(inputs.to(self.device)).reshape(index.shape + inputs.shape[1:]),
@@ -243,8 +251,17 @@ def are_scaled(inputs: Tensor) -> bool:
     return inputs.dtype == torch.uint8 and inputs.ndim > 2
 
 
-def check_finite(key: str, values: Tensor) -> None:
-    """Raises a ConfigError if floating `values` [N, ...] contain NaN or infinite numbers."""
+def check_finite(
+    key: str, values: Tensor, place: Callable[[int, Tensor], str] = lambda sample, wrong: ""
+) -> None:
+    """Raises a ConfigError if floating `values` [N, ...] contain NaN or infinite numbers.
+
+    Args:
+        key: What the values are called.
+        values: The values.
+        place: Returns where else a sample is to be found, in brackets, from its number and from
+            which of its values are wrong.
+    """
     if not values.is_floating_point() or not values.numel():
         return
     # `isfinite` takes much memory and time. A finite sum shows that all values of a block are.
@@ -253,9 +270,12 @@ def check_finite(key: str, values: Tensor) -> None:
         if not block.sum(dtype=torch.float32).isfinite():
             bad += int((~block.reshape(len(block), -1).isfinite().all(1)).sum())
     if bad:
+        wrong = ~values.reshape(len(values), -1).isfinite()
+        sample = int(wrong.any(1).int().argmax())
         raise ConfigError(
             f"{key}: NaN or infinite values (as {str(values.dtype).removeprefix('torch.')}) in "
-            f"{bad} of {len(values)} samples; all values must be finite"
+            f"{bad} of {len(values)} samples, first in sample {sample}"
+            f"{place(sample, wrong[sample])}; all values must be finite"
         )
 
 
@@ -278,19 +298,32 @@ def _as_targets(targets: Tensor) -> Tensor:
     return targets.long()
 
 
-def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
-    """Stacks the inputs and the targets of several items."""
-    for item in items:
+def stack_items(items: list[Any], numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Stacks the inputs and the targets of several items, whose numbers errors tell."""
+    for number, item in zip(numbers, items, strict=True):
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise ConfigError(f"DatasetSamples.dataset: an item is {_kind(item)}; {ITEMS}")
+            raise ConfigError(
+                f"DatasetSamples.dataset: an item is {_kind(item)}, item {number}; {ITEMS}"
+            )
     try:
         columns = zip(*items, strict=True)
         inputs, targets = (torch.stack([torch.as_tensor(v) for v in c]) for c in columns)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {error_line(error)}"
+            f"DatasetSamples.dataset: an item is {_kind(items[0])}{_odd_item(items, numbers)}; "
+            f"{ITEMS}: {error_line(error)}"
         ) from error
     return inputs, targets
+
+
+def _odd_item(items: list[Any], numbers: Sequence[int]) -> str:
+    """Returns which item has another shape than most of them, for an error."""
+    shapes = [tuple(np.shape(part) for part in item) for item in items]
+    usual = max(shapes, key=shapes.count)
+    for number, shape in zip(numbers, shapes, strict=True):
+        if shape != usual:
+            return f", and item {number} has the shapes {shape}, others {usual}"
+    return ""
 
 
 def _kind(item: Any) -> str:

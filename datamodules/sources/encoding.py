@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import RowError
 from .cells import identifiers_of, is_number, values_of
 
 
@@ -81,16 +81,18 @@ def levels_of(name: str, names: np.ndarray, given: Sequence[str] | None) -> list
     Raises:
         ConfigError: A name is not among the given levels.
     """
-    known = names[~gaps_of(names)].tolist()
+    gaps = gaps_of(names)
+    known = names[~gaps].tolist()
     if given is None:
         if all(isinstance(value, int) for value in known):
             return [str(value) for value in sorted(set(known))]
         return sorted({str(value) for value in known})
-    for value in known:
-        if str(value) not in given:
-            raise ConfigError(
+    for row, value in enumerate(names.tolist(), 1):
+        if not gaps[row - 1] and str(value) not in given:
+            raise RowError(
                 f"TableDataModule.levels: the column {name!r} holds {str(value)!r}; it must be one "
-                f"of its levels, which are {', '.join(given)}"
+                f"of its levels, which are {', '.join(given)}",
+                row,
             )
     return list(given)
 
@@ -138,9 +140,10 @@ def check_numbers(
     if not wrong and not texts:
         return
     row, text = [*wrong, *texts][0]
-    raise ConfigError(
+    raise RowError(
         f"TableDataModule.{key}: the column {name!r} holds {text!r}; it must hold numbers"
-        f"{otherwise} (row {row} after the names)"
+        f"{otherwise}",
+        row,
     )
 
 

@@ -133,8 +133,11 @@ class LeafDataModule(FederatedDataModule):
                     if user in columns:
                         raise ValueError(f"the user {user} is listed twice")
                     data = content["user_data"][user]
-                    inputs = self.inputs(data["x"])
-                    targets = self.targets(data["y"])
+                    try:
+                        inputs = self.inputs(data["x"])
+                        targets = self.targets(data["y"])
+                    except (KeyError, TypeError, ValueError) as error:
+                        raise ValueError(f"the user {user}: {error_line(error)}") from error
                     if (n := len(inputs)) != len(targets):
                         raise ValueError(f"{user} has {n} inputs and {len(targets)} targets")
                     columns[user] = np.full(len(targets), user), inputs, targets

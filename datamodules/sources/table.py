@@ -4,7 +4,8 @@ import copy
 import csv
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -12,7 +13,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, error_line, optional_module, require_value
+from ..errors import ConfigError, RowError, error_line, optional_module, require_value
 from ..protocols.order import sortable
 from ..protocols.protocol import SplitOwn
 from ..ranges import Count, as_int
@@ -340,7 +341,8 @@ class TableDataModule(FederatedDataModule):
             expected = f"one of the columns, which are {', '.join(columns)}"
             require_value("TableDataModule.order_column", self.order_column, holds, expected)
             key = "TableDataModule.order_column"
-            order = sortable(key, self.order_column, columns[self.order_column])
+            with self._naming(tables):
+                order = sortable(key, self.order_column, columns[self.order_column])
         found = []
         begin = 0
         for table in tables:
@@ -374,7 +376,8 @@ class TableDataModule(FederatedDataModule):
         name = self.target_column
         if self.target_kind == "numbers":
             values = self._column(tables, key, name)
-            check_numbers(key, name, values, np.zeros(len(values), bool))
+            with self._naming(tables):
+                check_numbers(key, name, values, np.zeros(len(values), bool))
             return self._rounded_targets(values), None
         if self.target_kind == "classes":
             targets = self._column(tables, key, name, classes_of)
@@ -389,10 +392,14 @@ class TableDataModule(FederatedDataModule):
         if self.given_classes is None:
             return labels.astype(np.int64), names
         given = self.given_classes
-        for one in names:
-            expected = f"one of class_names, which are {', '.join(given)}"
-            key = f"TableDataModule.target_column: a class of the column {name!r}"
-            require_value(key, one, one in given, expected)
+        for number, one in enumerate(names):
+            if one not in given:
+                text = (
+                    f"TableDataModule.target_column: a class of the column {name!r}: {one!r}; it "
+                    f"must be one of class_names, which are {', '.join(given)}"
+                )
+                with self._naming(tables):
+                    raise RowError(text, int((labels == number).argmax()) + 1)
         numbers = np.array([given.index(one) for one in names], np.int64)
         return numbers[labels], given
 
@@ -415,7 +422,10 @@ class TableDataModule(FederatedDataModule):
             if name in chosen:
                 columns |= self._category(tables, name)
                 continue
-            parts = [numbers_of("feature_columns", name, table[name]) for table in tables]
+            parts = []
+            for table in tables:
+                with self._naming([table]):
+                    parts.append(numbers_of("feature_columns", name, table[name]))
             numbers = np.concatenate([part[0] for part in parts])
             columns[name] = (numbers, np.concatenate([part[1] for part in parts]))
         return side_by_side(columns)
@@ -442,7 +452,8 @@ class TableDataModule(FederatedDataModule):
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns the inputs of a category, by name, with their gaps."""
         names = joined_names([table[name] for table in tables])
-        levels = levels_of(name, names, self._given_levels.get(name))
+        with self._naming(tables):
+            levels = levels_of(name, names, self._given_levels.get(name))
         codes, gaps = codes_of(names, levels)
         self.levels[name] = levels
         if self.categories == "codes":
@@ -480,17 +491,38 @@ class TableDataModule(FederatedDataModule):
         for table in tables:
             expected = f"one of the columns, which are {', '.join(table)}"
             require_value(f"TableDataModule.{key}", name, name in table, expected)
-            gaps = int(gaps_of(table[name].values).sum())
+            empty = gaps_of(table[name].values)
+            gaps = int(empty.sum())
             if gaps and not gaps_allowed:
                 otherwise = ""
                 if self.missing == "refuse":
                     otherwise = ", or missing must be 'drop' or 'mean'"
                 if self.missing == "refuse" and key != "feature_columns":
                     otherwise = ", or missing must be 'drop'"
-                raise ConfigError(
+                text = (
                     f"TableDataModule.{key}: the column {name!r} has no value in {gaps} of "
                     f"{_rows_of(table)} rows; it must have one in each row{otherwise}"
                 )
+                with self._naming([table]):
+                    raise RowError(text, int(empty.argmax()) + 1)
+
+    @contextmanager
+    def _naming(self, tables: Sequence[Table]) -> Iterator[None]:
+        """Names inside the client of a row that is wrong, where the file has a client column.
+
+        The rows of the tables are counted from the first one's.
+        """
+        try:
+            yield
+        except RowError as error:
+            name = self.client_column
+            if name is None or any(name not in table for table in tables):
+                raise
+            clients = joined_names([table[name] for table in tables])
+            client = clients[error.row - 1]
+            if gaps_of(clients)[error.row - 1]:
+                raise
+            raise error.of_client(client) from None
 
 
 def _rows_of(table: Table) -> int:

@@ -218,7 +218,9 @@ def train_local_baseline(
         return list(row_scores(algorithm.oracle, clients, load_state(clients), bool(loop.metrics)))
 
     def evaluate(rounds: int) -> NumbersOf:
-        metric = ClientScores(loop.num_clients, loop.metrics).to(algorithm.device)
+        metric = ClientScores(
+            loop.num_clients, loop.metrics, loop.training_targets, loop.name_of
+        ).to(algorithm.device)
         for chunk in chunks(loop.population, rounds, "test"):
             size = clients_in_group(algorithm, chunk)
             for _, parts in algorithm.groups.run(chunk, score, size, "evaluation"):

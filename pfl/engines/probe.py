@@ -135,7 +135,7 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
         )
     needed = _outputs_needed(runner, targets, classes)
     if needed is not None and (outputs.ndim < 2 or outputs.shape[1] < needed):
-        raise ConfigError(
+        raise TooFewOutputs(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
             f"with {needed} classes; give it num_classes={needed}, or, "
             f"{_instead_of_classes(runner, outputs, targets, needed)}"
@@ -175,6 +175,10 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
         raise ConfigError(
             f"loss: {name_of(runner.loss)} gives NaN for finite outputs before any training"
         )
+
+
+class TooFewOutputs(ConfigError):
+    """The network has fewer outputs than the data have classes."""
 
 
 def _outputs_needed(runner: ModelRunner, targets: Tensor, classes: int | None) -> int | None:

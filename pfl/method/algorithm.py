@@ -30,6 +30,7 @@ from pfl.method.family import FamilySimulation, FamilyStates, MemberStates, pred
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
 from pfl.method.local_training import Network
+from pfl.method.naming import name_clients
 from pfl.method.neighbours import check_neighbours
 from pfl.method.round import run_round
 from pfl.method.scoring import Evaluation, predictions
@@ -385,7 +386,12 @@ class FederatedAlgorithm(Method):
         with self.in_full_precision():
             if self.store.slow and self.device.type == "cpu":  # the whole chunk was read ahead
                 self.states.read(clients)
-            self._pass.update(self._passing[0], clients)
+            try:
+                self._pass.update(self._passing[0], clients)
+            except Exception as error:
+                after = f"in the evaluation after round {self.rounds}"
+                name_clients(error, self, self.run.loop, clients, after)
+                raise
 
     def on_validation_epoch_end(self) -> None:
         """Logs the scores, once all clients have theirs."""

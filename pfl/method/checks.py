@@ -79,6 +79,11 @@ def check_messages(method: Method, sent: Any, clients: Clients, hook: str) -> No
                 f"model: {where} {what} {kind_text(values)}; a message of the {count} clients has "
                 f"the shape [{count}, K], [{count}, 1] for one number of each"
             )
+        nbytes = message.nbytes
+        if isinstance(nbytes, int) and nbytes < 0:
+            raise ConfigError(
+                f"model: {where} {what} a message of {nbytes} bytes; it must be at least 0"
+            )
         if name in method.states.messages:
             width = len(method.states.store.initial(KEPT + name))
             if values.shape[1] != width:
@@ -90,6 +95,24 @@ def check_messages(method: Method, sent: Any, clients: Clients, hook: str) -> No
             raise ConfigError(
                 f"model: {where} {what} a message that the server would forget; declare it with "
                 f"keep_messages({name!r}, ...)"
+            )
+
+
+def check_states(method: Method, clients: Clients) -> None:
+    """Refuses rows of client states that were not declared, or have another width.
+
+    Raises:
+        ConfigError: There are some.
+    """
+    check_declared(method, clients.state)
+    store = method.states.store
+    for name in store.names:
+        values = clients.state[name]
+        shape = (len(clients), len(store.initial(name)))
+        if tuple(values.shape) != shape:
+            raise ConfigError(
+                f"model: {type(method).__name__}.client_update leaves {kind_text(values)} in "
+                f"clients.state[{name!r}]; it was declared as {list(shape)}"
             )
 
 

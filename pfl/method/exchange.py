@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import by_name
+from pfl.method import checks
 from pfl.method.hooks import Method
 from pfl.stages.stage import Messages, Stage
 
@@ -55,10 +56,21 @@ def train_clients(method: Method, stages: Sequence[Stage], clients: Clients) -> 
     w = clients.received.get("w")
     if w is None:
         w = torch.empty(0)
-    sent: Messages = by_name(method.client_update(clients, w))
+    returned = method.client_update(clients, w)
+    shape = (len(clients), method.space.size)
+    vector = method.space.vector
+    if not (
+        isinstance(returned, torch.Tensor)
+        and returned.shape == shape
+        and returned.dtype == vector.dtype
+    ):
+        checks.check_messages(method, returned, clients, "client_update")
+    sent: Messages = by_name(returned)
     for stage in stages:
         sent = stage.sent(clients, sent)
     store = method.states.store
+    if clients.state:
+        checks.check_states(method, clients)
     for name in store.names:
         clients.state[name] = store.rounded(name, clients.state[name])
     return sent

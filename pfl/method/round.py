@@ -13,13 +13,12 @@ from pfl.context import RunContext
 from pfl.errors import Diverged
 from pfl.method.exchange import number_of_bytes
 from pfl.method.hooks import Method
+from pfl.method.naming import clients_text
 from pfl.method.round_totals import STATE, RoundTotals, not_finite
 from pfl.method.transport import Transport
 from pfl.rounds.cohort import Cohort
 from pfl.stages.mean import Stages
 from pfl.stages.stage import Messages
-
-SHOWN = 3  # clients that an error names
 
 
 class RoundResult(NamedTuple):
@@ -162,16 +161,7 @@ def diverged(method: Method, whose: str, names: set[str], clients: Sequence[int]
     of = ""
     advice = "a smaller rate may help"
     if len(clients):
-        known = method.run.loop.datamodule.client_names
-        shown = []
-        for client in clients[:SHOWN]:
-            name = f"client {client}"
-            if known is not None and known[client] != str(client):
-                name += f" ({known[client]})"
-            shown.append(name)
-        if len(clients) > SHOWN:
-            shown.append(f"{len(clients) - SHOWN} more")
-        of = f" of {', '.join(shown)}"
+        of = f" of {clients_text(method.run.loop, clients)}"
         advice += ", or a look at these clients' samples"
     return Diverged(
         f"model.lr: {method.lr}; {whose} {listed}{of} is no longer finite in round "

@@ -127,7 +127,8 @@ class RoundTotals:
         self._singles: dict[str, list[Tensor]] = {}
         self._row_ids: list[np.ndarray] = []
         self._ranges: dict[str, list[Tensor]] = {}
-        self._numbers: dict[str, list[Tensor]] = {}  # for each group one that is finite, or not
+        # For each group its clients, and a number that is finite, or not.
+        self._numbers: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
         self._losses: dict[str, np.ndarray] = {}
 
     def read(self, clients: Clients, messages: Messages) -> Parcel:
@@ -166,9 +167,9 @@ class RoundTotals:
             self._singles.setdefault(name, []).append(values)
         for name, ends in parcel.ranges.items():
             self._ranges.setdefault(name, []).append(ends)
-            self._numbers.setdefault(STATE + name, []).append(ends.sum())
+            self._numbers.setdefault(STATE + name, []).append((clients.ids, ends.sum()))
         for name, number in parcel.finite.items():
-            self._numbers.setdefault(name, []).append(number)
+            self._numbers.setdefault(name, []).append((clients.ids, number))
         self._row_ids.append(clients.ids)
         self.log.extend(log)
         samples = float(clients.sizes.sum())
@@ -271,7 +272,7 @@ class RoundTotals:
         """
         found: set[int] = set()
         for name in names:
-            for ids, number in zip(self._row_ids, self._numbers.get(name, ()), strict=False):
+            for ids, number in self._numbers.get(name, ()):
                 if not number.isfinite():
                     found.update(ids.tolist())
         return sorted(set().union(*gather(found)))

@@ -15,7 +15,7 @@ from pfl.clients import Clients
 from pfl.clients.view import OrderedSamples
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
-from pfl.method import exchange, statistics
+from pfl.method import checks, exchange, statistics
 from pfl.method.hooks import Method
 from pfl.method.neighbours import neighbour_scores
 from pfl.rounds.loop import FederatedLoop
@@ -125,7 +125,12 @@ class Evaluation:
         if (split, kind) not in self._metrics:
             metric = self._used.pop((split, kind), None)
             if metric is None:
-                metric = ClientScores(self.loop.num_clients, self.loop.metrics).to(self.device)
+                metric = ClientScores(
+                    self.loop.num_clients,
+                    self.loop.metrics,
+                    self.loop.training_targets,
+                    self.loop.name_of,
+                ).to(self.device)
             metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
             self._metrics[split, kind] = metric
@@ -154,6 +159,8 @@ class Evaluation:
                     w = algorithm.global_model.expand(len(group), -1)
                 else:
                     w = algorithm.personalized(group)
+                    where = f"{type(algorithm).__name__}.personalized"
+                    checks.check_models(where, w, group, algorithm)
                     total = algorithm.parameters_personalized(group, w).sum()
                     numbers = [float(total), float(len(group))]
                 scored = statistics.of_model(kind, algorithm, group)
@@ -211,7 +218,8 @@ class Evaluation:
         metric = self._metric(name, "global")
         if not len(clients):
             return
-        if not clients.data.shared(clients.split):
+        # The scale of a forecast's error is the client's own.
+        if not clients.data.shared(clients.split) or self.loop.metrics.read_series:
             _score_pooled(metric, algorithm, clients)
             return
         # All clients have the same samples and the same model: the first client's score is every

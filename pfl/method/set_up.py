@@ -14,11 +14,13 @@ from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
 from pfl.context import RunContext
+from pfl.datamodules.samples.samples import IGNORED
 from pfl.distributed.collectives import gather
 from pfl.engines.batch import StepBlock
 from pfl.engines.graph import records
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.oracle import Oracle
+from pfl.engines.probe import TooFewOutputs
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
@@ -117,7 +119,11 @@ def inspect_network(
     batch = next(probe.batches(LocalSchedule(count)))
     inputs = batch.inputs[0]
     targets = batch.targets[0]
-    oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision)
+    _check_places(method, loop)
+    try:
+        oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision)
+    except TooFewOutputs as error:
+        raise ConfigError(f"{error}{_largest_class(loop)}") from error
     if store and (rest := store_frozen_part(oracle, data, batch)) is not None:
         inputs = next(probe.batches(LocalSchedule(count))).inputs[0]
         oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision, rest)
@@ -125,6 +131,49 @@ def inspect_network(
         outputs = oracle.predict(method.global_model, inputs).cpu()
         loop.metrics.values(*oracle.runner.predicted(outputs, targets.cpu()))
     return probe
+
+
+def _check_places(method: Method, loop: FederatedLoop) -> None:
+    """Refuses a negative class of a pixel or a token that the loss does not ignore.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    classes = loop.datamodule.samples.targets
+    if classes is None or classes.is_floating_point() or classes.ndim == 1:
+        return
+    ignored = getattr(method.oracle.runner.loss, "ignore_index", IGNORED)
+    wrong = (classes < 0) & (classes != ignored)
+    if not wrong.any():
+        return
+    sample = int(wrong.flatten(1).any(1).int().argmax())
+    raise ConfigError(
+        f"data: the targets of sample {sample}{_owner(loop, sample)} hold the class "
+        f"{int(classes[sample][wrong[sample]][0])}; classes must be at least 0, and {ignored} "
+        f"where there is none"
+    )
+
+
+def _largest_class(loop: FederatedLoop) -> str:
+    """Returns where the largest class is, for an error."""
+    classes = loop.datamodule.samples.targets
+    if classes is None:
+        return ""
+    number = int(classes.max())
+    rows = (classes == number).reshape(len(classes), -1)
+    sample = int(rows.any(1).int().argmax())
+    return f"; the class {number} is in sample {sample}{_owner(loop, sample)}"
+
+
+def _owner(loop: FederatedLoop, sample: int) -> str:
+    """Returns the client that owns a sample, in brackets; "" if nobody does."""
+    for arrays in loop.datamodule.partition.splits.values():
+        if arrays.is_shared:
+            continue
+        for client in range(len(arrays)):
+            if sample in arrays[client]:
+                return f" ({loop.name_of(client)})"
+    return ""
 
 
 def classes_to_weigh(method: Method) -> int:

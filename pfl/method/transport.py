@@ -23,6 +23,7 @@ from pfl.errors import ConfigError
 from pfl.method import exchange
 from pfl.method.hooks import Method
 from pfl.method.log import Log, logging_to
+from pfl.method.naming import name_clients
 from pfl.method.round_totals import Parcel
 from pfl.method.scoring import Evaluation
 from pfl.rounds.cohort import Cohort
@@ -159,13 +160,17 @@ class Simulation(Transport):
         with logging_to(log), method.in_full_precision():
             own = by_name(method.download_for(clients.ids))
             down = exchange.receive(clients, download, own)
-            exchange.begin(method, self.stages, clients)
-            sent = exchange.train_clients(method, self.stages, clients)
-            if read is None:
-                return Group(clients, down, 0, log, None)
-            parcel = read(clients, sent)
-            for stage in self.stages:
-                stage.keep(clients)
+            try:
+                exchange.begin(method, self.stages, clients)
+                sent = exchange.train_clients(method, self.stages, clients)
+                if read is None:
+                    return Group(clients, down, 0, log, None)
+                parcel = read(clients, sent)
+                for stage in self.stages:
+                    stage.keep(clients)
+            except Exception as error:
+                name_clients(error, method, self.loop, clients, f"in round {clients.round + 1}")
+                raise
         return Group(clients, down, exchange.number_of_bytes(sent), log, parcel)
 
     def settle(self, method: Method, group: Group) -> None:

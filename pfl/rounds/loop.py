@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 from torchmetrics import Metric
 
 from pfl.aggregation.attacks import Attackers
@@ -259,6 +260,18 @@ class FederatedLoop(Checked, LightningDataModule):
             poison = self.participation if self.participation.poisons else None
             self._data = ClientData(self.datamodule, device, self.seed, poison)
         return self._data
+
+    def name_of(self, client: int) -> str:
+        """Returns a client in words: "client 1", or "client 1 (south)" if it has a name."""
+        name = f"client {client}"
+        known = self.datamodule.client_names
+        if known is not None and known[client] != str(client):
+            name += f" ({known[client]})"
+        return name
+
+    def training_targets(self, client: int) -> Tensor:
+        """Returns the targets of a client's training samples [n, ...], in the order of time."""
+        return torch.from_numpy(self.datamodule.training_targets(client))
 
     def take_secret(self, secret: Secret) -> None:
         """Draws noise and private cohorts from a secret key, in place of the loop's own key."""

@@ -474,7 +474,7 @@ class Participation:
             self._check_attackers(everyone, rounds)
         if self.trace is not None:
             _check_rounds("trace", self.trace, everyone, rounds)
-            for number, cohort in enumerate(self.trace):
+            for number, cohort in enumerate(self.trace, 1):
                 if len(both := np.intersect1d(cohort, self.unseen_clients)):
                     raise ConfigError(
                         f"loop.trace: round {number} has client {both[0]:.0f}, which loop.unseen "
@@ -574,7 +574,7 @@ def _check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> N
             f"trainer.max_epochs: {rounds}; loop.{name} has only {len(trace)} rounds, set it to "
             f"at most that"
         )
-    for number, ids in enumerate(trace):
+    for number, ids in enumerate(trace, 1):
         _check_ids(f"loop.{name}", ids, total, f"round {number} has ")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.datamodules.errors import require_value
 from pfl.engines.oracle import Oracle
+from pfl.errors import ConfigError
 from pfl.scores.distribution import worst_tenth
 from pfl.scores.metrics import ClientMetrics
 from pfl.scores.names import Directions, ScoreName, direction
@@ -76,6 +77,12 @@ class ClientScores(torchmetrics.Metric):
 
     For sequences of classes, only real targets are summed and counted.
 
+    Args:
+        num_clients: M.
+        metrics: Further metrics.
+        series: Returns a client's training targets [n, ...], on the host, for those that read them.
+        name_of: Returns what an error calls a client.
+
     Example:
         >>> import torch
         >>> scores = ClientScores(num_clients=2)
@@ -91,9 +98,17 @@ class ClientScores(torchmetrics.Metric):
     count: Tensor
     values: Tensor
 
-    def __init__(self, num_clients: int, metrics: ClientMetrics | None = None) -> None:
+    def __init__(
+        self,
+        num_clients: int,
+        metrics: ClientMetrics | None = None,
+        series: Callable[[int], Tensor] | None = None,
+        name_of: Callable[[int], str] = "client {}".format,
+    ) -> None:
         super().__init__()
         self.metrics = metrics or ClientMetrics({})
+        self._series = series
+        self._name_of = name_of
         for name in ("loss_sum", "correct_sum", "count"):
             zeros = torch.zeros(num_clients, dtype=torch.float64)
             self.add_state(name, zeros, dist_reduce_fx="sum")
@@ -124,7 +139,13 @@ class ClientScores(torchmetrics.Metric):
         """Computes the metrics of the clients whose samples were added, but for one with more."""
         for client in [c for c in self._begun if c != but]:
             predicted, targets = map(torch.cat, zip(*self._begun.pop(client), strict=True))
-            self.values[:, client] = self.metrics.values(predicted, targets).to(self.values)
+            if self.metrics.read_series and self._series is not None:
+                self.metrics.begin_client(self._series(client))
+            try:
+                values = self.metrics.values(predicted, targets)
+            except ConfigError as error:
+                raise ConfigError(f"{error} ({self._name_of(client)})") from error
+            self.values[:, client] = values.to(self.values)
 
     def copy(self, client: int, ids: Tensor) -> None:
         """Gives the clients `ids` the scores of a client that has the same model and samples."""

@@ -14,7 +14,9 @@ from torchmetrics import Metric, classification
 from pfl.datamodules.errors import require_value
 from pfl.datamodules.samples.samples import IGNORED
 from pfl.errors import ConfigError
+from pfl.scores.forecast import MASE
 from pfl.scores.names import HIGHER_IS_BETTER, MODELS, STATISTICS, parts_of
+from pfl.scores.ranking import NDCG as NDCG  # its name is known on the command line
 
 RESERVED = ("accuracy", "loss", "count")
 _UNFIT = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
@@ -110,6 +112,17 @@ class ClientMetrics:
         clear = [score for score, higher in directions.items() if higher is not None]
         expected = f"one of {', '.join(clear)}, or one of loop.metrics with `higher_is_better`"
         require_value(key, name, number in clear, expected)
+
+    @property
+    def read_series(self) -> bool:
+        """Whether a metric reads a client's training targets, as the scale of a forecast does."""
+        return any(isinstance(metric, MASE) for metric in self._metrics.values())
+
+    def begin_client(self, series: Tensor) -> None:
+        """Gives metrics a client's training targets [n, ...], on the host, before its `values`."""
+        for metric in self._metrics.values():
+            if isinstance(metric, MASE):
+                metric.begin_client(series)
 
     def values(self, predicted: Tensor, targets: Tensor) -> Tensor:
         """Returns the value of each metric on a client's samples, float64 [number of metrics].

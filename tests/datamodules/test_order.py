@@ -67,8 +67,11 @@ def test_dates_of_parquet(tmp_path):
 @pytest.mark.parametrize(
     ("days", "said"),
     [
-        (["01/02/2024"] * 4, "the column 'day' holds '01/02/2024' (row 1 after the names)"),
-        (["3", "", "4", "5"], "the column 'day' has no value in row 2 after the names"),
+        (["01/02/2024"] * 4, "the column 'day' holds '01/02/2024'; it must hold numbers, or dates"),
+        (
+            ["3", "", "4", "5"],
+            "the column 'day' has no value; it must have one in each row (row 2 after the names",
+        ),
         (["3", "inf", "4", "5"], "without missing or infinite values"),
     ],
 )

@@ -63,7 +63,9 @@ def test_by_value_refuses_text_and_several_targets(one_line):
         held(ByValue(["a", "b"]), np.zeros(2), 2)
     with one_line("ByValue.values", "of shape (4, 2)"):
         held(ByValue(), np.zeros((4, 2)), 2)
-    with one_line("ByValue.values", "None or NaN for 1 of 2 samples; all values must be"):
+    with one_line(
+        "ByValue.values", "None or NaN for 1 of 2 samples, first for sample 1; all values must be"
+    ):
         held(ByValue([1.0, np.nan]), np.zeros(2), 2)
 
 

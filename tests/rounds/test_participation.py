@@ -109,7 +109,7 @@ def test_cohorts_are_drawn_as_from_data_without_the_unseen_clients():
         ({"unseen": [0.5]}, ["loop.unseen: [0.5]", "client ids"]),
         ({"unseen": "nowhere.json"}, ["loop.unseen: nowhere.json", "JSON"]),
         ({"unseen": [4], "clients_per_round": 10}, ["loop.clients_per_round: 10", "1 to 9"]),
-        ({"unseen": [4], "trace": [[1], [2, 4]]}, ["loop.trace: round 1", "client 4"]),
+        ({"unseen": [4], "trace": [[1], [2, 4]]}, ["loop.trace: round 2", "client 4"]),
     ],
     ids=str,
 )
@@ -190,8 +190,8 @@ def test_impossible_shares_are_refused(what, value):
 @pytest.mark.parametrize(
     ("value", "parts"),
     [
-        ([[0], [10]], ["round 1", "[10]", "0 to 9"]),
-        ([[0, 0]], ["round 0", "different"]),
+        ([[0], [10]], ["round 2", "[10]", "0 to 9"]),
+        ([[0, 0]], ["round 1", "different"]),
         ([3, 4], ["[3, 4]", "list of lists"]),
         ("nowhere.json", ["nowhere.json", "JSON"]),
         (None, ["None", "list of lists"]),

@@ -77,7 +77,8 @@ class MOON(FederatedAlgorithm):
     ) -> Tensor:
         """Returns f + μ l of each sample, [n]."""
         near, far = (
-            cosine_similarity(features, own[name].features) for name in ("received", "previous")
+            cosine_similarity(features.flatten(1), own[name].features.flatten(1))
+            for name in ("received", "previous")
         )
         contrast = softplus((far - near) / self.temperature)  # -log of the share of the near one
         return self.oracle.losses(outputs, samples.targets) + self.contrast * contrast

@@ -1,0 +1,19 @@
+"""Each method runs each task as its paper says, or refuses it in one line, as the page says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.algorithms.task_cells import TASKS, column, table_row
+
+PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+OFTEN = ("regression", "pixels", "next token")
+CASES = [pytest.param(key, marks=[] if key in OFTEN else pytest.mark.slow, id=key) for key in TASKS]
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_the_table_of_the_page_is_what_methods_do(key, tmp_path):
+    cells = column(TASKS[key], tmp_path)
+    assert not [name for name, line in cells.items() if "\n" in line]
+    assert [name for name, line in cells.items() if line == "FedAvg"] == []
+    assert table_row(key, cells) in PAGE.read_text().splitlines()

@@ -138,6 +138,9 @@ METHODS = {
     "LG-FedAvg": Method("LGFedAvg", {}),
     "FedNTD": Method("FedNTD", {"beta": "distillation", "tau": "temperature"}, differs=True),
     "FedGH": Method("FedGH", {"server_learning_rate": "server_lr"}, differs=True),
+    "FedFomo": Method("FedFomo", {}),
+    "APPLE": Method("APPLE", {}),
+    "FedDistill": Method("FedDistill", {}),
     "FedAvgDBE": Method("FedDBE", {"kl_weight": "penalty", "momentum": "momentum"}, differs=True),
 }
 POSITIVE = {"alpha": "FedDyn", "server_mixture": "pFedMe"}  # PFLlib's default or use allows 0

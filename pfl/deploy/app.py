@@ -23,7 +23,7 @@ from pfl.configuration.messages import quiet
 from pfl.datamodules.errors import check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
-from pfl.deploy.data import NAMES, OwnSamples, own_statistics, told_names, unlike
+from pfl.deploy.data import SAME, OwnSamples, own_statistics, sample_kinds, told_names, unlike
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
 from pfl.deploy.server import Server, check_callback, check_run
@@ -126,6 +126,7 @@ def write_app(words: list[str], out: Path) -> int:
         )
     parties = data.num_clients
     arguments = {"num_clients": parties, "seed": loop.seed, **told_names(data)}
+    arguments |= sample_kinds(data) | {"classes": data.num_classes}
     server = {"class_path": "pfl.deploy.data.RemoteData", "init_args": arguments}
     words_of_app = {
         "NAME": toml_text(name),
@@ -301,7 +302,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     data = party.loop.datamodule
     assert isinstance(data, OwnSamples)
     facts = data.facts(sizes=given["share_sizes"])
-    for key in NAMES:
+    for key in SAME:
         if shared.get(key) is not None:
             line = unlike(key, facts[key], f"party {client}", shared[key], "the run")
             if line is not None:

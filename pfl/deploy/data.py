@@ -210,7 +210,7 @@ class RemoteData(FederatedDataModule):
         class_names: list[str] | None = None,
         feature_names: list[str] | None = None,
         transforms: list[str] | None = None,
-        input: list[Any] | None = None,
+        input: list[Any] | None = None,  # noqa: A002 - as the fact is called
         target: list[Any] | None = None,
         classes: int | None = None,
     ) -> None:

@@ -302,14 +302,14 @@ def request_parts(request):
         whole(("classes",), 1, schema.CLASSES, null=True),
         whole(("keep",), 0, schema.SAMPLES, null=True),
         whole(("task", "round"), task["counted"] or 0, schema.SAMPLES),
-        number(("task", "work"), 1e-300, 1),
+        number(("task", "work"), 5e-324, 1),
         Part(("task",), st.just(task), st.sampled_from([None, 5, [], "x", {}])),
         Part(("task", "received"), st.just(task["received"]), st.sampled_from([None, 5, [], "x"])),
         Part(("task", "personal"), st.just(task["personal"]), st.sampled_from([None, 5, ["no"]])),
     ]
     parts.append(whole(("task", "counted"), 0, task["round"], null=True))
     for name, like in task["received"].items():
-        bad = [None, 5, "x", [], {}, like * np.nan, like + np.inf]
+        bad = [None, 5, "x", [], {}, np.full(3, np.nan), np.append(like, np.inf)]
         parts.append(Part(("task", "received", name), values(like, 1e300), st.sampled_from(bad)))
     if request["do"] == "evaluate":
         good = [["val"], ["test"], ["val", "test"], []]

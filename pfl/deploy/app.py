@@ -26,9 +26,10 @@ from pfl.deploy.channel import Channel
 from pfl.deploy.data import SAME, OwnSamples, own_statistics, sample_kinds, told_names, unlike
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
+from pfl.deploy.schema import one_line
 from pfl.deploy.server import Server, check_callback, check_run
 from pfl.deploy.wire import LIMIT
-from pfl.deploy.worker import Worker, private_folder
+from pfl.deploy.worker import Worker, digest, private_folder
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.method.party import Party
@@ -313,6 +314,32 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     limit = given["message_limit"]
     sizes = given["share_sizes"]
     return Worker(client, agreed, facts, build, folder, sizes, limit, policy), socket
+
+
+def check_text(worker: Worker) -> str:
+    """Returns what the server compares and what a party tells of its samples, a line each.
+
+    Args:
+        worker: The party's worker, whose samples `read_node` has compared with the run's.
+    """
+    network = {key: x for key, x in worker.agreed.items() if key.startswith("network.")}
+    facts = dict(worker.facts)
+    sizes = facts.pop("sizes")
+    if worker.sizes:
+        samples = f"{sizes[0]} to train with, {sizes[1]} to validate, {sizes[2]} to test"
+    else:
+        samples = "not told"
+    rows = {
+        "pfl": worker.agreed["pfl"],
+        "configuration": digest(worker.agreed),
+        "network": digest(network),
+        **{key.replace("_", " "): value for key, value in facts.items()},
+        "samples": samples,
+    }
+    width = max(map(len, rows))
+    lines = [f"party {worker.client} agrees with run.yaml and server.yaml:"]
+    lines += [f"  {key.ljust(width)}  {one_line(str(value))}" for key, value in rows.items()]
+    return "\n".join(lines)
 
 
 def _read_options(path: Path) -> dict[str, Any]:

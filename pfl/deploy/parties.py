@@ -197,6 +197,21 @@ class Parties:
                 raise ConfigError("; ".join([here, *lines]))
             time.sleep(0.1)
 
+    def lines(self) -> list[str]:
+        """Returns a line for each party: its samples, or why it is not there."""
+        found = []
+        for client in range(self.count):
+            words = "is not there"
+            if client in self.peers:
+                facts = self.facts[client]
+                words = "does not tell its numbers of samples"
+                if not facts["hides"]:
+                    train, val, test = facts["sizes"]
+                    words = f"{train} samples to train with, {val} to validate, {test} to test"
+            found.append(f"party {client}: {words}")
+        found += [f"outside: {one.line}" for _, one in sorted(self._outside.items())]
+        return found
+
     def task(self, clients: Clients) -> dict[str, Any]:
         """Returns the task of one client: what it has received, and what is counted."""
         client = int(clients.ids[0])

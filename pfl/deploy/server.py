@@ -69,6 +69,7 @@ class Remote(Transport):
     def _meet(self) -> dict[int, dict[str, Any]]:
         """Returns the facts of the parties that are there at first."""
         self.parties.wait(self.parties.enough)
+        rank_zero_info("\n".join(self.parties.lines()))
         return self.parties.facts
 
     def _present(self, index: int, drawn: np.ndarray) -> np.ndarray:

@@ -132,6 +132,12 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
     def load(self) -> Loaded:
         """Loads the samples of the data set; called once."""
 
+    def read_like(self, other: "FederatedDataModule") -> None:
+        """Reads what is to come as another module has read its samples, before `setup`.
+
+        A subclass takes over the columns, levels and names of classes that its file may lack.
+        """
+
     def setup(self, stage: str | None = None) -> None:
         if self._partition is not None:
             return

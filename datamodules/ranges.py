@@ -12,8 +12,8 @@ import numbers
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from functools import wraps
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from typing_extensions import Self
 
@@ -127,6 +127,8 @@ class Range:
         return isinstance(value, kind) and not isinstance(value, bool)
 
 
+R = TypeVar("R")
+
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = (int, float, types.NoneType, inspect.Parameter.empty)
 
@@ -216,6 +218,23 @@ def limit_of(annotation: Any) -> Limit | None:
     return Limit(annotation, tuple(ranges), tuple(choices), null, tuple(others))
 
 
+def _kept_with_the_class(find: Callable[[type], R]) -> Callable[[type], R]:
+    """Has a function keep what it finds out about a class as an attribute of the class.
+
+    A table of classes would keep those alive that a notebook has defined anew, and the command line
+    would find two of one name.
+    """
+    place = f"_ranges{find.__name__}"
+
+    @wraps(find)
+    def found(cls: type) -> R:
+        if place not in vars(cls):
+            setattr(cls, place, find(cls))
+        return vars(cls)[place]
+
+    return found
+
+
 def limits(cls: type) -> dict[str, Limit]:
     """Returns the limits of the arguments that the constructor of a class takes, by their names.
 
@@ -225,7 +244,7 @@ def limits(cls: type) -> dict[str, Limit]:
     return _limits(cls)
 
 
-@cache
+@_kept_with_the_class
 def _limits(cls: type) -> dict[str, Limit]:
     found: dict[str, Limit | None] = {}
     for parameters, names in _constructors(cls):
@@ -282,7 +301,7 @@ class Checked:
         return f"{cls.argument_group or cls.__name__}.{name}"
 
 
-@cache
+@_kept_with_the_class
 def _constructors(cls: type) -> list[tuple[dict[str, inspect.Parameter], dict[str, Any]]]:
     """Returns the arguments of each constructor of a class and its bases, and its module's names.
 
@@ -306,7 +325,7 @@ def _constructors(cls: type) -> list[tuple[dict[str, inspect.Parameter], dict[st
     return found
 
 
-@cache
+@_kept_with_the_class
 def _positions(cls: type) -> list[str]:
     """Returns the names of the arguments that may be given by position."""
     for parameters, _ in _constructors(cls):

@@ -19,6 +19,7 @@ from pfl.models.cnn import SmallCNN as SmallCNN
 from pfl.models.dense import MLP as MLP
 from pfl.models.dense import LinearRegression as LinearRegression
 from pfl.models.dense import LogisticRegression as LogisticRegression
+from pfl.models.family import Family as Family
 from pfl.models.lenet import LeNet5 as LeNet5
 from pfl.models.losses import HalfSquaredError as HalfSquaredError
 from pfl.models.losses import WeightedBinaryCrossEntropy as WeightedBinaryCrossEntropy

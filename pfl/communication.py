@@ -34,6 +34,8 @@ class Message:
             to everyone under that name, if its shape is the same, and otherwise zero.
         mask: Which of the values are sent, bool [K], where server and clients both know it (see
             `masked`); None: all, or whatever the number of bytes says.
+        places: Where in the server's model the values lie, int64 [K], where clients have networks
+            of their own (`pfl.models.Family`); None: the message is as wide as the server reads it.
         payload: What travels in place of the values, from which the server computes them: tensors
             [C, n] by name, whose bytes together are `nbytes`. None: the values themselves.
 
@@ -51,6 +53,7 @@ class Message:
     reduce: Literal["mean", "rows"] = "mean"
     reference: Tensor | None = None
     mask: Tensor | None = None
+    places: Tensor | None = None
     payload: Mapping[str, Tensor] | None = None
 
 

@@ -68,8 +68,9 @@ def check_loaded(name: str, loaded: object) -> None:
                     f"{key}: one-hot rows of shape {(n, classes)}; they must be the numbers of the "
                     f"classes, of shape ({n},): {key}.argmax(1)"
                 )
-    for remark in _remarks(loaded.train, loaded.test):
-        rank_zero_warn(f"{name}: {remark}", category=UserWarning)
+    if loaded.class_names is None:  # named classes are numbered already
+        for remark in _remarks(loaded.train, loaded.test):
+            rank_zero_warn(f"{name}: {remark}", category=UserWarning)
 
 
 def told_scale(inputs: Tensor) -> str:

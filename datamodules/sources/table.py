@@ -1,5 +1,6 @@
 """Tables in CSV or Parquet files."""
 
+import copy
 import csv
 import io
 import os
@@ -166,6 +167,7 @@ class TableDataModule(FederatedDataModule):
             expected = "a list of different names, of targets that are classes"
             holds = differ and target_kind != "numbers"
             require_value("TableDataModule.class_names", class_names, holds, expected)
+        self.read_columns: list[str] = []  # of the inputs, in the file; known after `setup`
         self.file = Path(file).expanduser()
         self.target_column = target_column
         self.client_column = client_column
@@ -192,6 +194,7 @@ class TableDataModule(FederatedDataModule):
         self.conversions = []
         tables = [read_table(path, self.conversions) for path in self._paths()]
         features = self._features(tables[0])
+        self.read_columns = features
         if self.missing == "drop":
             tables = self._without_gaps(tables, features)
         targets, names = self._targets(tables)
@@ -234,6 +237,45 @@ class TableDataModule(FederatedDataModule):
         if inputs.missing.any():
             missing = inputs.missing
         return Loaded(train, test, ids, columns, names, missing)
+
+    def read_like(self, other: FederatedDataModule) -> None:
+        if not isinstance(other, TableDataModule):
+            return
+        if self.feature_columns is None:
+            self.feature_columns = list(other.read_columns)
+        if self.categories is None:
+            self.categories = other.categories
+        levels = {n: names for n, names in other.levels.items() if n in self.feature_columns}
+        if self.category_columns is None and levels:
+            self.category_columns = list(levels)
+        self._given_levels = {**levels, **self._given_levels}
+        if other.class_names is not None and self.given_classes is None:
+            self.given_classes = list(other.class_names)
+        if self.target_kind is None:
+            self.target_kind = other.target_kind
+
+    def rows(self, path: Path) -> tuple[np.ndarray, Table]:
+        """Returns the inputs [n, F] of new rows in a file, and all of its columns.
+
+        Columns and levels are those that the module has read; the target may be missing.
+        """
+        self._ready()
+        expected = "None, since a row of a new file has no window"
+        require_value("TableDataModule.window", self.window, self.window is None, expected)
+        table = read_table(path, [])
+        reader = copy.copy(self)
+        reader._given_levels = dict(self.levels)
+        reader.category_columns = list(self.levels)
+        reader.conversions = []
+        reader.missing = "mean"  # gaps are refused below, with their row
+        inputs = reader._inputs([table], self.read_columns)
+        if inputs.missing.any():
+            row, place = np.argwhere(inputs.missing)[0].tolist()
+            raise ConfigError(
+                f"{path}: row {row + 1} after the names has no value of {inputs.names[place]!r}; a "
+                f"prediction needs one"
+            )
+        return inputs.values, table
 
     def _paths(self) -> list[Path]:
         return [path for path in (self.file, self.test_file) if path is not None]

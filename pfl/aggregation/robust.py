@@ -211,14 +211,12 @@ class RobustMean:
         attack: What the attackers of the run do together; None: nothing.
 
     Attributes:
-        limit: The norm to which messages are scaled, if all that is needed is their sum.
         not_finite: How many clients' messages counted as zero, once they were combined.
     """
 
     def __init__(self, rule: Rule | None, attack: Attack | None) -> None:
         self.rule = rule
         self.attack = attack
-        self.limit = rule.limit if rule is not None and attack is None else None
         self.not_finite = 0
 
     def combine(

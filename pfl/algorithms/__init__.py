@@ -16,9 +16,11 @@ from pfl.algorithms.averaging.scaffold import SCAFFOLD as SCAFFOLD
 from pfl.algorithms.clusters.cfl import CFL as CFL
 from pfl.algorithms.clusters.ifca import IFCA as IFCA
 from pfl.algorithms.features.feddbe import FedDBE as FedDBE
+from pfl.algorithms.features.feddistill import FedDistill as FedDistill
 from pfl.algorithms.features.fedgh import FedGH as FedGH
 from pfl.algorithms.features.fedpac import FedPAC as FedPAC
 from pfl.algorithms.features.fedproto import FedProto as FedProto
+from pfl.algorithms.features.fedtgp import FedTGP as FedTGP
 from pfl.algorithms.features.moon import MOON as MOON
 from pfl.algorithms.low_rank.feddpa import FedDPA as FedDPA
 from pfl.algorithms.low_rank.fedex_lora import FedExLoRA as FedExLoRA
@@ -27,9 +29,11 @@ from pfl.algorithms.low_rank.flex_lora import FlexLoRA as FlexLoRA
 from pfl.algorithms.low_rank.flora import FLoRA as FLoRA
 from pfl.algorithms.low_rank.rolora import RoLoRA as RoLoRA
 from pfl.algorithms.mixtures.apfl import APFL as APFL
+from pfl.algorithms.mixtures.apple import APPLE as APPLE
 from pfl.algorithms.mixtures.fedala import FedALA as FedALA
 from pfl.algorithms.mixtures.fedamp import FedAMP as FedAMP
 from pfl.algorithms.mixtures.fedamp import HeurFedAMP as HeurFedAMP
+from pfl.algorithms.mixtures.fedfomo import FedFomo as FedFomo
 from pfl.algorithms.mixtures.floco import Floco as Floco
 from pfl.algorithms.mixtures.pfedhn import pFedHN as pFedHN
 from pfl.algorithms.papers.fedacs import FedACS as FedACS
@@ -53,6 +57,8 @@ from pfl.algorithms.penalized.fedprox import FedProx as FedProx
 from pfl.algorithms.penalized.l2gd import L2GD as L2GD
 from pfl.algorithms.penalized.mr_mtl import MRMTL as MRMTL
 from pfl.algorithms.penalized.pfedme import pFedMe as pFedMe
+from pfl.algorithms.unequal.fedrolex import FedRolex as FedRolex
+from pfl.algorithms.unequal.heterofl import HeteroFL as HeteroFL
 from pfl.method import FederatedAlgorithm as FederatedAlgorithm
 
 __all__ = sorted(name for name, value in globals().items() if isinstance(value, type))

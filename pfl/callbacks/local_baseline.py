@@ -58,6 +58,11 @@ class LocalBaseline(Callback):
         self._initial: dict[str, Tensor] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
+        if pl_module.family is not None:
+            raise ConfigError(
+                "trainer.callbacks: LocalBaseline: the clients have networks of their own; compare "
+                "with a run of LocalTrain"
+            )
         # The initial model of another run is forgotten; a checkpoint restores its own later.
         if stage == "fit" and pl_module.rounds == 0:
             self._initial = self.scores = None

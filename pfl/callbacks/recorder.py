@@ -321,6 +321,8 @@ class RunRecorder(Callback):
         summary["conversions"] = loop.datamodule.conversions
         if loop.finetuning.steps:
             summary["finetuning_samples"] = run_result.finetuning_samples(algorithm, loop)
+        if algorithm.initial_weights is not None:
+            summary["initial_weights"] = algorithm.initial_weights
         summary["seed"] = loop.seed
         summary["wall_seconds"] = self.seconds
         summary["samples_per_second"] = algorithm.progress.samples / max(self.seconds, 1e-9)

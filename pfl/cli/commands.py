@@ -319,6 +319,34 @@ def export(given: argparse.Namespace) -> None:
         raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
 
 
+def _checkpoint_of(run: Path) -> Path:
+    """Returns a checkpoint, which is given by its path or by the folder of its run."""
+    if run.is_dir():
+        return run / "checkpoints" / "last.ckpt"
+    if not run.exists():
+        raise ConfigError(f"{run}: there is no such file; it must be the folder of a run")
+    return run
+
+
+def evaluate(given: argparse.Namespace) -> None:
+    """Score each model of a run on each client's samples, or on those of other data.
+
+    `scores.csv`, `matrix.csv` and `matrix.png` are written: models by clients.
+    """
+    from pfl.export.evaluate import evaluate as write
+
+    options = {"data": given.data, "split": given.split, "metric": given.metric}
+    write(_checkpoint_of(given.run_folder), given.out, clients=given.client, **options)
+
+
+def predict_rows(given: argparse.Namespace) -> None:
+    """Write what a run's models predict for the rows of a new table, with the rows' ids."""
+    from pfl.export.predict import predict
+
+    models = {"client": given.client, "with_global": given.with_global}
+    print(predict(_checkpoint_of(given.run_folder), given.rows, given.out, given.id, **models))
+
+
 def deploy(given: argparse.Namespace) -> None:
     """Write a Flower app whose clients are real parties, each with its own samples.
 
@@ -419,6 +447,17 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
     one.add_argument("--states", type=Path, help="the folder of a real party's states")
 
+    one = command(evaluate, "score a run's models on each client's samples, or on other data")
+    folder = "the folder of a run, or a checkpoint in it"
+    one.add_argument("run_folder", type=Path, metavar="RUN", help=folder)
+    file = "a configuration with other `data`; default: the run's own"
+    one.add_argument("--data", type=Path, metavar="FILE", help=file)
+    which = "of whose samples; default: all of other data, else test"
+    one.add_argument("--split", choices=("train", "val", "test", "all"), help=which)
+    one.add_argument("--client", nargs="+", help="whose models: names or numbers; default: all")
+    one.add_argument("--metric", help="the score of the matrix, such as loss")
+    one.add_argument("--out", type=Path, help="the folder of the tables and the picture")
+
     one = command(reproduce, "run and draw a figure or a table of a paper")
     one.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
     one.add_argument("--full", action="store_true", help="the paper's size, where that is long")
@@ -438,6 +477,24 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--check", action="store_true", help="compares the samples with the run's")
 
 
+def predict_parser() -> CommandParser:
+    """Returns the parser of `pfl predict RUN --rows FILE`, beside that of LightningCLI."""
+    one = CommandParser(prog="pfl predict", description=predict_rows.__doc__)
+    one.set_defaults(run=predict_rows, command="predict_rows")
+    folder = "the folder of a run, or a checkpoint in it"
+    one.add_argument("run_folder", type=Path, metavar="RUN", help=folder)
+    one.add_argument("--rows", type=Path, required=True, help="a .csv or .parquet file of new rows")
+    one.add_argument(
+        "--id", metavar="COLUMN", help="the column of the ids; default: the row number"
+    )
+    whose = "whose model: a name or number; default: the client that each row names"
+    one.add_argument("--client", help=whose)
+    one.add_argument("--global", action="store_true", dest="with_global", help="the global model")
+    out = Path("predictions.csv")
+    one.add_argument("--out", type=Path, default=out, help="the file; default: predictions.csv")
+    return one
+
+
 COMMANDS = (
     "data",
     "partition",
@@ -445,6 +502,7 @@ COMMANDS = (
     "tune",
     "report",
     "export",
+    "evaluate",
     "reproduce",
     "deploy",
     "node",

@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 import pfl
-from pfl.cli.commands import COMMANDS, OPEN, CommandParser, add_parsers
+from pfl.cli.commands import COMMANDS, OPEN, CommandParser, add_parsers, predict_parser
 from pfl.current_folder import add_current_folder
 from pfl.datamodules.errors import optional_module
 from pfl.errors import ConfigError, printable
@@ -98,6 +99,8 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
             raise ConfigError("data: give a file, such as patients.csv, or --config quickstart")
         if not rest:
             raise ConfigError(f"{command}: give a configuration, such as --config quickstart")
+        if command == "predict" and not rest[0].startswith("-") and Path(rest[0]).exists():
+            return predict_parser().parse_args(rest)
         if not rest[0].startswith("-") and command != "data":
             raise ConfigError(f"{command}: {rest[0]}; give the configuration as --config {rest[0]}")
     if command in RUNS:

@@ -43,6 +43,10 @@ class Rows:
         """Returns the ids of the clients with a row of their own, ascending int64."""
         return np.flatnonzero(self._places)
 
+    def has(self, ids: np.ndarray) -> np.ndarray:
+        """Returns which of these clients have a row of their own, bool [C]."""
+        return self._places[ids] > 0
+
     def reader(self, ids: np.ndarray, device: torch.device) -> Reader:
         """Returns a function that copies these clients' rows [C, width] to a device.
 
@@ -148,6 +152,9 @@ class SparseRows(Rows):
 
     def seen(self) -> np.ndarray:
         return np.array(sorted(self._rows), np.int64)
+
+    def has(self, ids: np.ndarray) -> np.ndarray:
+        return np.array([client in self._rows for client in ids.tolist()], bool)
 
     def reader(self, ids: np.ndarray, device: torch.device) -> Reader:
         kept = [self._rows.get(client) for client in ids.tolist()]

@@ -85,6 +85,10 @@ class ClientStore:
         """Returns the ids of the clients with a row of their own, ascending int64."""
         return self._states[name].seen()
 
+    def has(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Returns which of these clients have a row of their own, bool [C]."""
+        return self._states[name].has(ids)
+
     def initial(self, name: str) -> Tensor:
         """Returns the first value of a state, [width], in host memory."""
         return self._states[name].initial

@@ -306,6 +306,7 @@ class Clients:
             None if the network has no such buffers.
         dtype: The dtype of the models.
         work: The share of their local steps that these clients take, below 1 for stragglers.
+        rate: A factor on their learning rate.
 
     Example:
         >>> import numpy as np
@@ -331,6 +332,7 @@ class Clients:
     buffers: Tensor | None = None
     dtype: torch.dtype = torch.float32
     work: float = 1.0
+    rate: float = 1.0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -470,15 +472,31 @@ class Clients:
         The clients are sorted anew, by numbers of training samples, and have no states. The places
         are int64 [C].
         """
-        order = np.argsort(-self.data.sizes("train", self.ids), kind="stable")
+        return self._in_split("train")
+
+    def _in_split(self, split: str) -> tuple[Clients, Tensor]:
+        order = np.argsort(-self.data.sizes(split, self.ids), kind="stable")
         places = torch.from_numpy(order)
         buffers = some_rows(self.buffers, places)
-        sorted_ = Clients(self.ids[order], self.round, self.data, buffers=buffers, dtype=self.dtype)
+        sorted_ = Clients(
+            self.ids[order], self.round, self.data, split, buffers=buffers, dtype=self.dtype
+        )
         return sorted_, places
 
     def training_samples(self, limit: int = 512) -> Iterator[tuple[Tensor, Batch]]:
         """Yields what `samples` yields for the training split; the rows are places [A] here."""
         clients, places = self.training()
+        for rows, batch in clients.samples(limit):
+            yield places[rows], batch
+
+    def validation_samples(self, limit: int = 512) -> Iterator[tuple[Tensor, Batch]]:
+        """Yields what `samples` yields for the validation split; the rows are places [A] here."""
+        if self.data.poisson is not None:
+            raise ConfigError(
+                "loop.sample_privacy: the method looks at its validation samples; take another "
+                "method"
+            )
+        clients, places = self._in_split("val")
         for rows, batch in clients.samples(limit):
             yield places[rows], batch
 

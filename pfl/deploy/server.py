@@ -343,7 +343,9 @@ def check_run(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
         raise ConfigError(
             f"model: {type(method).__name__} trains on the samples of all clients together"
         )
-    for key in ("unseen", "attackers", "clock"):
+    if method.family is not None:
+        raise ConfigError("model.network: Family is for simulations; parties have one network")
+    for key in ("unseen", "attackers", "clock", "by_client"):
         if getattr(loop.participation, key) is not None:
             raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
 

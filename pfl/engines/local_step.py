@@ -333,6 +333,13 @@ class LocalOptimizer:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
 
+    def set_rate(self, lr: float) -> None:
+        """Takes the steps to come with another learning rate."""
+        self.lr = lr
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+
     def step(self, g: Tensor, active: int) -> None:
         """Moves the first `active` rows along -g [C, P]; the other rows keep their values."""
         part = self.part
@@ -355,6 +362,23 @@ class LocalOptimizer:
         w[active:] = rest
         if part is not None:
             replace_values_in(part, self.w[:active], w[:active])
+
+
+def clipped(g: Tensor, limit: float, part: Tensor | None = None) -> Tensor:
+    """Returns gradients [C, P], each of which is scaled to a norm of at most `limit`.
+
+    With a `part`, bool [P], only its values count, since the others do not move.
+
+    Example:
+        >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+    moving = g
+    if part is not None:
+        moving = torch.where(part, g, 0.0)
+    norms = moving.norm(dim=1, keepdim=True)
+    return g * (limit / norms.clamp_min(limit))
 
 
 def check_elementwise(optimizer: Optimizer) -> Optimizer:

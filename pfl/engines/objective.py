@@ -63,7 +63,7 @@ class Objective:
     own: Mapping[str, Tensor] = field(default_factory=dict)
     older: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def rows(self, rows: slice) -> Objective:
+    def rows(self, rows: slice | Tensor) -> Objective:
         """Returns the objective of some clients, which are rows of what this one has."""
         own = {name: values[rows] for name, values in self.own.items()}
         older = {name: w if w.dim() == 1 else w[rows] for name, w in self.older.items()}

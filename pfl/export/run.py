@@ -47,15 +47,13 @@ class RestoredRun(FederatedCLI):
 
     parties: dict[str, Any] | None = None  # what a server knew of its parties
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, key: str = "export: --ckpt_path") -> None:
         self.folder = checkpoint.parent.parent
         path = self.folder / "config.yaml"
         if not checkpoint.is_file():
-            raise ConfigError(f"export: --ckpt_path: {checkpoint} is not a file")
+            raise ConfigError(f"{key}: {checkpoint} is not a file")
         if not path.is_file():
-            raise ConfigError(
-                f"export: --ckpt_path: {checkpoint}; the run's configuration {path} is missing"
-            )
+            raise ConfigError(f"{key}: {checkpoint}; the run's configuration {path} is missing")
         self.checkpoint = checkpoint
         words = ["predict", "--config", str(path), "--ckpt_path", str(checkpoint)]
         super().__init__([*words, *(f"--trainer.{key}={value}" for key, value in QUIET.items())])
@@ -105,8 +103,13 @@ class RestoredRun(FederatedCLI):
         index = torch.arange(count) % len(data.samples)
         return data.gather(index, self.model.global_model.dtype, np.zeros(count, np.int64))[0]
 
-    def number(self, client: int | str) -> int:
-        """Returns the number of a client that is given by its number or by its name."""
+    def number(
+        self, client: int | str, key: str = "export: --client", every: str = ", or all"
+    ) -> int:
+        """Returns the number of a client that is given by its number or by its name.
+
+        The line about any other begins with `key`, and says which other words there are.
+        """
         count = self.datamodule.num_clients
         names = self.datamodule.datamodule.client_names or []
         text = str(client)
@@ -114,11 +117,11 @@ class RestoredRun(FederatedCLI):
             return int(text)
         if client in names:
             return names.index(client)
-        kinds = f"a client's number from 0 to {count - 1}, or all"
+        kinds = f"a client's number from 0 to {count - 1}"
         if names:
-            kinds = f"a client's name, its number from 0 to {count - 1}, or all"
+            kinds = f"a client's name, its number from 0 to {count - 1}"
         hint = closest(str(client), names)
-        raise ConfigError(f"export: --client: {client}; it must be {kinds}{hint}")
+        raise ConfigError(f"{key}: {client}; it must be {kinds}{every}{hint}")
 
     @property
     def arguments(self) -> Any:

@@ -27,13 +27,14 @@ from pfl.method.features import (
     class_sums,
     distance_to_means,
     features,
-    label_counts,
     linear_head,
     number_of_classes,
     require_classes,
 )
+from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
+from pfl.method.nested import NestedNetworks
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
 from pfl.models.adapters import LoRA, Trainable
 from pfl.models.classifier import head_name
@@ -60,6 +61,7 @@ __all__ = [
     "Message",
     "ModelMixtures",
     "MovedWeights",
+    "NestedNetworks",
     "Network",
     "NonNegative",
     "Objective",

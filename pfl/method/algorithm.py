@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.communication import Ledger, Message
@@ -25,6 +26,7 @@ from pfl.errors import ConfigError
 from pfl.method import checkpoint, checks, exchange, set_up
 from pfl.method.checked import checked
 from pfl.method.facts import RunFacts, loop_of
+from pfl.method.family import FamilySimulation, FamilyStates, MemberStates, predictions_of_members
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
 from pfl.method.local_training import Network
@@ -32,6 +34,7 @@ from pfl.method.neighbours import check_neighbours
 from pfl.method.round import run_round
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.transport import Compared, Pooled, Simulation, Transport, chunks_of
+from pfl.parameters import Layer
 from pfl.randomness import Secret
 from pfl.rounds.cohort import Cohort
 from pfl.stages.mean import Stages
@@ -72,7 +75,7 @@ class FederatedAlgorithm(Method):
         ...         v = w.repeat(len(clients), 1)
         ...         for batch in clients.batches(LocalSchedule(self.batch_size, steps=2)):
         ...             loss, g = self.oracle.gradient(v, batch, clients.buffers)
-        ...             v -= self.learning_rate(clients.round) * g
+        ...             v -= self.rate_of(clients) * g
         ...             self.log_loss("train", loss, batch.counts)
         ...         return v
         >>> method = TwoSteps(MLP(64, (8,)), lr=0.05)
@@ -83,6 +86,7 @@ class FederatedAlgorithm(Method):
     transport: Transport
     stages: Stages
     context: RunContext
+    members: Sequence[FederatedAlgorithm]
 
     def __init__(
         self,
@@ -108,6 +112,9 @@ class FederatedAlgorithm(Method):
         self._loss_names: list[str] = []  # of the rounds so far, known to all processes
         self._rounds_apart = 1  # rounds between two scheduled evaluations
         self._loaded: dict[str, Any] | None = None
+        self.members = ()
+        self._server_layers = self.space.layers
+        self._follows: bool | None = None  # whether a member has the server's model; None: unknown
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a method that replaces a private function of the framework by accident."""
@@ -127,6 +134,56 @@ class FederatedAlgorithm(Method):
     def enter(self, run: RunFacts) -> None:
         """Takes the facts of a run, which a callback may read before the method's own `setup`."""
         self.__dict__["run"] = run
+
+    def of_client(self, client: int) -> FederatedAlgorithm:
+        """Returns the method that has the network of a client: a member, or this one."""
+        if self.family is None:
+            return self
+        self.make_members()
+        return self.members[int(self.kinds[client])]
+
+    def make_members(self) -> None:
+        """Makes a method of the same class and arguments for each network of a family."""
+        if self.family is None or self.members:
+            return
+        made = [self.made_with(copy.deepcopy(one)) for one in self.family.networks.values()]
+        self.members = nn.ModuleList(made).to(self.space.vector)  # type: ignore[assignment]
+        for member in self.members:
+            member.follow(self)
+            member.join(self)
+        self.states = FamilyStates(self.states, self.members)
+
+    def after_move(self) -> None:
+        """Makes the parameters views of one vector again, also those of members with its values."""
+        super().after_move()
+        for member in self.members:
+            member.follow(self)
+
+    def follow(self, server: FederatedAlgorithm) -> None:
+        """Has the server's model as its own, if this method's network has the same first values."""
+        if self._follows is None:
+            same = self.space.layers == server.space.layers
+            self._follows = same and torch.equal(self.global_model, server.global_model)
+        if self._follows:
+            values = server.space.vector.data
+            self.space.vector.data = values
+            self.space.point(self.space.parameters_of(self.network), values)
+
+    @property
+    def server_layers(self) -> list[Layer]:
+        """The parameters of the server's network; a client's may have other ones."""
+        return self._server_layers
+
+    def join(self, server: FederatedAlgorithm) -> None:
+        """Acts for clients with this method's network in the run of a server's method."""
+        self.family = server.family
+        self.progress = server.progress
+        self._server_layers = server.space.layers
+        self.states = MemberStates(self.states)
+        # What the server sends to single clients, and how large its model is, the server says.
+        self.__dict__["download_for"] = server.download_for
+        self.__dict__["evaluation_for"] = server.evaluation_for
+        self.__dict__["global_size"] = server.global_size
 
     def attach(self, trainer: pl.Trainer) -> None:
         """Belongs to a Trainer that neither fits nor tests, such as that of an export."""
@@ -169,14 +226,23 @@ class FederatedAlgorithm(Method):
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device
+        self.make_members()
         self.to(device)  # Lightning would do this later, but the network is inspected there here
         # What 64-true makes a float64 network of later, would have been stored in float32.
         final = trainer.precision != "64-true" or self.space.vector.dtype == torch.float64
         precision = trainer.precision_plugin.forward_context
-        probe = set_up.inspect_network(self, loop, device, precision, store=final)
+        alone = self.family is None
+        probe = set_up.inspect_network(self, loop, device, precision, store=final and alone)
         self.make_late_states()
+        largest = self
+        for member in self.members:
+            member.enter(self.run)
+            set_up.inspect_network(member, loop, device, precision, store=False)
+            member.make_late_states()
+            if member.space.size > largest.space.size:
+                largest = member
         self._make_stages()
-        set_up.plan_chunks(self, loop, probe)
+        set_up.plan_chunks(largest, loop, probe)
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
             set_up.tell_doubt(self.run.private, loop)
@@ -207,7 +273,8 @@ class FederatedAlgorithm(Method):
     def _make_stages(self) -> None:
         """Makes the stages of the run, and declares their states."""
         self.stages = set_up.stages_of(self, self.run.loop, self.run.private)
-        set_up.declare_states(self, self.stages)
+        for method in (self, *self.members):
+            set_up.declare_states(method, self.stages)
 
     def _check_fit(self) -> None:
         """Checks that the method, the stages and the run fit each other."""
@@ -215,7 +282,14 @@ class FederatedAlgorithm(Method):
         self.context = self.run.context(self.device)
         if self.needs_all_clients:
             self.require_all_clients()
+        set_up.check_by_client(self, loop)
+        set_up.check_patience(self, loop)
+        if self.class_weights is not None:
+            self.weighted_classes = set_up.classes_to_weigh(self)
         self.check_setup()
+        for member in self.members:
+            member.context = self.context
+            member.check_setup()
         set_up.set_up_stages(self, self.stages, self.context)
         if loop.neighbours is not None:
             check_neighbours(self)
@@ -223,6 +297,8 @@ class FederatedAlgorithm(Method):
 
     def _simulation(self) -> Transport:
         """Returns what carries the messages of a run that was given nothing else."""
+        if self.family is not None:
+            return FamilySimulation(self, self.members, self.kinds)
         if self.pooled:
             return Pooled()
         if self.oracle.engine.strict:
@@ -232,6 +308,8 @@ class FederatedAlgorithm(Method):
     def allocate(self) -> None:
         """Allocates threads, and rows for the clients' states."""
         set_up.allocate(self, self.run.loop, self.context, self.process_threads)
+        for member in self.members:
+            set_up.allocate_member(member, self.groups.threads)
 
     def on_fit_start(self) -> None:
         """Takes the states over from the checkpoint, and on a GPU chooses the fastest engine."""
@@ -241,7 +319,8 @@ class FederatedAlgorithm(Method):
             chosen = self._loaded.get("engine")
             before = chosen or self._loaded.get("ran_with")
         self.on_validation_start()
-        set_up.choose_engine(self, self.run.loop, self.device, chosen)
+        for method in self.members or [self]:
+            set_up.choose_engine(method, self.run.loop, self.device, chosen)
         set_up.tell_engine(self.oracle, before)
 
     def on_validation_start(self) -> None:
@@ -264,6 +343,8 @@ class FederatedAlgorithm(Method):
         self.groups.use(ONE_THREAD)
         self.oracle.allocate_replicas(0)
         self.oracle.engine.release()
+        for member in self.members:
+            member.teardown(stage)
         torch.set_num_threads(self.process_threads)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -333,7 +414,9 @@ class FederatedAlgorithm(Method):
         method = self._acting("prediction")
         with self.in_full_precision():
             self.load_state(clients)
-            return predictions(method, clients)
+            if self.family is None:
+                return predictions(method, clients)
+            return predictions_of_members(self.members, self.kinds, self.stages, clients)
 
     # ---- what callbacks, tests and notebooks use ----------------------------------------------
 
@@ -400,6 +483,7 @@ class FederatedAlgorithm(Method):
     def on_load_checkpoint(self, checkpoint_: dict[str, Any]) -> None:
         """Refuses a checkpoint of another run; states are restored once the device is known."""
         self._loaded = checkpoint_.get("federated")
+        self.make_members()
         checkpoint.check_body(self, self._loaded)
         self.load_late_states(checkpoint_["state_dict"])
         if "run" in self.__dict__:  # else `load_from_checkpoint`, which loads the model only

@@ -65,6 +65,7 @@ class _Here(threading.local):
 
     side: Side | None = None
     hook: str = ""
+    trained: bool = False  # whether a client's hook has called `local_sgd`
 
 
 _here = _Here()
@@ -96,6 +97,14 @@ def checked(method: M, *, strict: bool) -> M:
     return cast(M, view)
 
 
+def checked_as(view: Method, method: M) -> M:
+    """Returns a method with its hooks checked as those of a view are, or as it is."""
+    strict = getattr(type(view), "checks_strictly", None)
+    if strict is None:
+        return method
+    return checked(method, strict=strict)
+
+
 def _checking_class(kind: type, strict: bool) -> type:
     """Returns a subclass that looks like the class and checks what its objects do.
 
@@ -109,10 +118,13 @@ def _checking_class(kind: type, strict: bool) -> type:
         return vars(kind)[place]
 
     class Checked(kind):
+        checks_strictly = strict
+
         def __getattribute__(self, name: str) -> Any:
             side = _here.side
             if side is not None:
                 _refuse_read(self, kind.__name__, side, name, strict)
+                _here.trained = _here.trained or name == "local_sgd"
             value = super().__getattribute__(name)
             if side is None and name in SIDES:
                 return _checked_hook(self, name, value)
@@ -167,8 +179,11 @@ def _checked_hook(method: Any, name: str, hook: Callable[..., Any]) -> Callable[
     @wraps(hook)
     def call(*args: Any) -> Any:
         given = _arguments(method, name, args)
+        _here.trained = False
         with _inside(name), _guard(method, name, args):
             result = hook(*given)
+        if name == "client_update" and not _here.trained:
+            method.require_no_aids()
         _check_result(method, name, args, result)
         return result
 

@@ -211,7 +211,10 @@ def _fixed_settings(module: Method) -> dict[str, Any]:
 
     The network's layers enter as a checksum of their description, without addresses in memory.
     """
-    layers = re.sub(r" at 0x\w+", "", repr(module.network))
+    layers = repr(module.network)
+    if module.family is not None:
+        layers += repr([member.network for member in module.members]) + str(module.kinds.tolist())
+    layers = re.sub(r" at 0x\w+", "", layers)
     return {
         "network": f"{type(module.network).__name__} {zlib.crc32(layers.encode()):08x}",
         "seed": module.seed,

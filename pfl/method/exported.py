@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.errors import ConfigError
+from pfl.method import exchange
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.statistics import of_model
 from pfl.models.adapters import adapted_layers, merged
@@ -44,11 +45,11 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
     Raises:
         ConfigError: The method has the same model for all clients.
     """
-    own_statistics = algorithm.oracle.buffers.size > 0 and algorithm.buffer_policy == "local"
-    if not (algorithm.has_personalized or own_statistics):
+    if not has_own_models(algorithm):
         name = type(algorithm).__name__
         raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")
     clients = client_rows(algorithm, client)
+    algorithm = algorithm.of_client(client)
     unseen = client in algorithm.unseen_clients
     is_global = algorithm.has_global and (unseen or not algorithm.has_personalized)
     with torch.no_grad():
@@ -60,6 +61,33 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
             w = algorithm.global_model[None]
     buffers = of_model("global" if is_global else "personalized", algorithm, clients).buffers
     return _network(algorithm, w[0], None if buffers is None else buffers[0])
+
+
+def has_own_models(algorithm: FederatedAlgorithm) -> bool:
+    """Returns whether clients have models, or running statistics, of their own."""
+    own_statistics = algorithm.oracle.buffers.size > 0 and algorithm.buffer_policy == "local"
+    return algorithm.has_personalized or own_statistics
+
+
+def finetuned_network(algorithm: FederatedAlgorithm, client: int, steps: int) -> nn.Module:
+    """Returns a copy of the network with a client's model after local steps, as `loop.finetune`.
+
+    The steps are taken on the client's training samples in the run. A client that never trains
+    begins with the method's first model for newcomers.
+    """
+    clients = client_rows(algorithm, client)
+    unseen = client in algorithm.unseen_clients
+    begin = algorithm.adaptation_start
+    if unseen:
+        begin = algorithm.newcomer
+    kind = "personalized"
+    if algorithm.has_global and (unseen or not algorithm.has_personalized):
+        kind = "global"
+    rate = algorithm.run.loop.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
+    start = begin(clients)
+    clients = of_model(kind, algorithm, clients)
+    w = algorithm.adapt(clients, start, steps=steps, lr=rate)
+    return _network(algorithm, w[0], None if clients.buffers is None else clients.buffers[0])
 
 
 def plain_network(network: nn.Module) -> nn.Module:
@@ -75,6 +103,7 @@ def client_rows(algorithm: FederatedAlgorithm, client: int) -> Clients:
     data = algorithm.run.loop.client_data(algorithm.device)
     clients = Clients(np.array([client]), algorithm.rounds, data)
     algorithm.load_state(clients)
+    exchange.begin(algorithm.of_client(client), algorithm.stages, clients)
     return clients
 
 

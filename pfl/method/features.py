@@ -124,21 +124,6 @@ def linear_head(method: Method) -> nn.Linear:
     return layer
 
 
-def label_counts(clients: Clients, classes: int, like: Tensor) -> Tensor:
-    """Returns how many samples of each class the clients have, [C, classes].
-
-    Args:
-        clients: C clients, with one label per sample.
-        classes: The number of classes.
-        like: A tensor of the dtype and the device of the counts.
-    """
-    counts = like.new_zeros(len(clients), classes)
-    for rows, batch in clients.samples():
-        real = batch.sample_weights(counts.dtype) > 0  # no padding
-        counts[rows] += (nn.functional.one_hot(batch.targets, classes) * real[..., None]).sum(1)
-    return counts
-
-
 def require_classes(method: Method) -> int:
     """Returns the number of classes; for `check_setup`.
 

@@ -43,6 +43,7 @@ in a plain run:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -92,9 +93,13 @@ class Method(MethodTools):
     """Names of the losses that the method logs: a server of real parties takes no others."""
     needs_all_clients: ClassVar[bool] = False
     """Whether every round must have the messages of all clients."""
+    takes_client_rates: ClassVar[bool] = True
+    """Whether clients may have learning rates of their own (`rate_of`, `loop.by_client`)."""
     reads_products: ClassVar[bool] = False
     """Whether the server reads the mean of the products B A of LoRA's factors."""
     weighting: Literal["samples", "uniform"]
+    members: Sequence[Method]
+    """The methods of the clients' networks, where clients have networks of their own."""
 
     # ---- what a method writes -----------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -12,10 +13,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
-from pfl.datamodules.ranges import Checked, Count, NonNegative, PositiveShare, Range
+from pfl.clients.rates import RateSchedule, step_rate
+from pfl.datamodules.ranges import Checked, Count, NonNegative, Positive, PositiveShare, Range
 from pfl.engines.base import EngineName
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import (
@@ -23,33 +26,65 @@ from pfl.engines.local_step import (
     OptimizerFactory,
     Step,
     check_elementwise,
+    clipped,
     step_of,
 )
-from pfl.engines.objective import Objective, ObjectiveLoss
+from pfl.engines.objective import BatchSamples, Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
+from pfl.engines.parts import gradient_in_parts
 from pfl.errors import ConfigError
 from pfl.method.groups import ClientGroups
+from pfl.method.labels import label_counts
 from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
+from pfl.method.stopping import EarlyStopping
+from pfl.method.weights import load_weights
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
+from pfl.models.family import Family
 from pfl.parameters import ParameterSpace, checksum, frozen_parameters
 from pfl.proximal import soft_threshold
 from pfl.stages.factors import trained_factors
 
-Network: TypeAlias = Classifier | nn.Module
-"""Any network. The command line looks for a short name, such as MLP, among our own first."""
+Network: TypeAlias = Classifier | Family | nn.Module
+"""A network, or several. The command line looks for a short name, as MLP, among our own first."""
 
 
-class LocalTraining(Checked, MovableModule):
+class Remade(Checked):
+    """An object that can be made once more, with another network.
+
+    A class of its own, below the methods: the command line asks the `__init__` of a class for its
+    options only where `__new__` is that of a base class.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls, *args, **kwargs)
+        if args or kwargs:  # a copy has none
+            made.__dict__["_made_of"] = (args, kwargs)
+        return made
+
+    def made_with(self, network: nn.Module) -> Self:
+        """Returns an object of the same class and arguments, with another network."""
+        args, kwargs = self.__dict__["_made_of"]
+        others = {name: value for name, value in kwargs.items() if name != "network"}
+        return type(self)(network, *args[1:], **others)
+
+
+class LocalTraining(Remade, MovableModule):
     """A network, the engine that runs it with the models of many clients, and their local steps.
 
     Args:
         network: The architecture with its initial values.
+        weights: A file of weights, or the folder of a run, with which the network begins.
         lr: Local learning rate η.
         lr_decay: Factor on `lr` after every round.
+        schedule: Schedules of `lr`; their factors are multiplied.
+        clip: The largest norm of a client's mini-batch gradient; null: any.
+        accumulate: In how many parts the gradient of a step is computed, to take less memory.
+        class_weights: "client": the classes of each client count alike in its loss.
         weight_decay: A factor; weight_decay * w is added to local gradients.
         local_epochs: Passes of a client over its own data in a round.
+        local_patience: Local epochs without a smaller validation loss until a client stops.
         local_steps: A number of local steps that replaces `local_epochs`; null: none does.
         batch_size: Samples in a local step; null: all that the client has.
         optimizer: An elementwise `torch.optim` optimizer, made anew in every round with the rate
@@ -68,6 +103,7 @@ class LocalTraining(Checked, MovableModule):
 
     Attributes:
         network: The architecture. Its parameters are views of the global model.
+        family: The networks of the clients, where they have their own; None: all have `network`.
         space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
         oracle: Gives losses and gradients of many clients' models.
         factors: The layers with two factors of LoRA that are trained.
@@ -80,10 +116,16 @@ class LocalTraining(Checked, MovableModule):
         self,
         network: Network,
         *,
+        weights: str | None = None,
         lr: Annotated[float, Range(above=0, below=1e38)] = 0.1,
         lr_decay: PositiveShare = 1.0,
+        schedule: RateSchedule | list[RateSchedule] | None = None,
+        clip: Positive | None = None,
+        accumulate: Count = 1,
+        class_weights: Literal["client"] | None = None,
         weight_decay: NonNegative = 0.0,
         local_epochs: Count = 1,
+        local_patience: Count | None = None,
         local_steps: Count | None = None,
         batch_size: Count | None = 32,
         optimizer: OptimizerFactory | None = None,
@@ -93,9 +135,21 @@ class LocalTraining(Checked, MovableModule):
         trainable: Trainable | str | None = None,
     ) -> None:
         super().__init__()
+        self.family: Family | None = None
+        if isinstance(network, Family):
+            if weights is not None:
+                raise ConfigError(
+                    f"model.weights: {weights}; the clients have several networks (Family), and "
+                    f"one file has the values of one; leave it out"
+                )
+            self.family = network
+            network = copy.deepcopy(network.networks[network.names[0]])
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
         self.automatic_optimization = False
+        self.initial_weights: dict[str, str] | None = None
+        if weights is not None:
+            self.initial_weights = load_weights(network, weights)
         if trainable is not None:
             try:
                 train_only(network, trainable)
@@ -110,8 +164,18 @@ class LocalTraining(Checked, MovableModule):
         self.buffer_policy = buffers
         self.lr = lr
         self.lr_decay = lr_decay
+        self.schedules: list[RateSchedule] = []
+        if isinstance(schedule, RateSchedule):
+            self.schedules = [schedule]
+        elif schedule is not None:
+            self.schedules = list(schedule)
+        self.clip = clip
+        self.accumulate = accumulate
+        self.class_weights = class_weights
+        self.weighted_classes = 0  # their number, once the data are known
         self.weight_decay = weight_decay
         self.local_epochs = local_epochs
+        self.local_patience = local_patience
         self.local_steps = local_steps
         self.optimizer_factory = optimizer
         if optimizer is not None:
@@ -155,8 +219,12 @@ class LocalTraining(Checked, MovableModule):
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads a state; the network's frozen parameters stay as they are."""
-        frozen = frozen_parameters(self.network).items()
-        own = {f"network.{name}": p.detach() for name, p in frozen}
+        own = {}
+        for place, module in self.named_modules():
+            if isinstance(module, LocalTraining):
+                prefix = f"{place}.network.".lstrip(".")
+                for name, p in frozen_parameters(module.network).items():
+                    own[prefix + name] = p.detach()
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
 
     @property
@@ -166,7 +234,44 @@ class LocalTraining(Checked, MovableModule):
 
     def learning_rate(self, round_index: int) -> float:
         """Returns the local learning rate of a round (from 0)."""
-        return self.lr * self.lr_decay**round_index
+        rate = self.lr * self.lr_decay**round_index
+        for schedule in self.schedules:
+            rate *= schedule.of_round(round_index)
+        return rate
+
+    def rate_of(self, clients: Clients) -> float:
+        """Returns the local learning rate of clients that train together, in their round."""
+        return self.learning_rate(clients.round) * clients.rate
+
+    @property
+    def step_aids(self) -> dict[str, Any]:
+        """What was given of the arguments that `local_sgd` alone knows, by name.
+
+        `clip` acts on the gradient of the loss alone, without weight decay and a method's own
+        terms. `class_weights` are n / (K n_k) for the n_k of a client's n training samples that
+        have the class k, of K classes that the client has.
+        """
+        aids: dict[str, Any] = {}
+        if self.clip is not None:
+            aids["clip"] = self.clip
+        if any(schedule.by_step for schedule in self.schedules):
+            aids["schedule"] = "a schedule by local step"
+        if self.accumulate > 1:
+            aids["accumulate"] = self.accumulate
+        if self.local_patience is not None:
+            aids["local_patience"] = self.local_patience
+        if self.class_weights is not None:
+            aids["class_weights"] = self.class_weights
+        return aids
+
+    def require_no_aids(self) -> None:
+        """Refuses the arguments of `step_aids`, for methods whose local steps are others."""
+        for key, value in self.step_aids.items():
+            name = type(self).__name__
+            raise ConfigError(
+                f"model.{key}: {value}; {name} has local steps of its own, which do not know it; "
+                f"leave it out"
+            )
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns how many sample gradients a round takes of clients of these sizes, [C]."""
@@ -240,6 +345,10 @@ class LocalTraining(Checked, MovableModule):
         """
         v = start.expand(len(clients), self.space.size).clone()
         lr = self.learning_rate(clients.round) if lr is None else lr
+        lr *= clients.rate
+        if self.class_weights is not None:
+            objective = self._with_class_weights(clients, objective)
+        by_step = [one for one in self.schedules if one.by_step]
         schedule = replace(self.local_schedule, purpose=name)
         if epochs is not None or steps is not None:
             schedule = replace(schedule, epochs=epochs or 1, steps=steps)
@@ -252,28 +361,97 @@ class LocalTraining(Checked, MovableModule):
         if self.optimizer_factory is not None:
             optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
         known = step_of(optimizer, v, lr, self.weight_decay + prox_weight, drift)
-        if prox is None and known is not None:
+        stopping = None
+        if self.local_patience is not None and epochs is None and steps is None:
+            stopping = EarlyStopping(self.oracle, clients, schedule, self.local_patience)
+        aided = self.clip is not None or bool(by_step) or self.accumulate > 1 or bool(stopping)
+        if prox is None and known is not None and not aided:
             step = known._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name, objective)
             return v
         own = self.local_optimizer(v, lr, part)
-        for batch in clients.batches(schedule):
+        rate = lr
+        for number, batch in enumerate(clients.batches(schedule)):
             at = v if offset is None else v + offset
-            loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
+            counts = batch.counts
+            if stopping is not None:
+                counts = (np.array(counts) * stopping.moving[: batch.clients]).tolist()
+            if self.accumulate > 1:
+                loss, g = self._gradient_in_parts(at, batch, clients.buffers, objective, counts)
+            else:
+                loss, g = self.oracle.gradient(at, batch, clients.buffers, objective, counts)
+            if self.clip is not None:
+                g = clipped(g, self.clip, part)
+            if by_step:
+                rate = step_rate(lr, by_step, number)
+                own.set_rate(rate)
             if prox_weight or linear is not None:
                 g = g + prox_weight * v - drift
             own.step(g, batch.clients)
             rows = moved = v[: batch.clients]
             if l1 > 0:
-                moved = soft_threshold(moved, lr * l1)
-            moved = prox(moved, lr) if prox else moved
+                moved = soft_threshold(moved, rate * l1)
+            moved = prox(moved, rate) if prox else moved
             if moved is not rows:
                 rows.copy_(moved if part is None else torch.where(part, moved, rows))
             if mask is not None:
                 masked = rows * mask[: batch.clients]
                 rows.copy_(masked if part is None else torch.where(part, masked, rows))
-            self.log_loss(name, loss, batch.counts)
+            self.log_loss(name, loss, counts)
+            if stopping is not None:
+                stopping.after_step(number, v, offset)
+                if not stopping.moving.any():
+                    break
+        if stopping is not None:
+            stopping.finish(v)
         return v
+
+    def _gradient_in_parts(
+        self,
+        v: Tensor,
+        batch: Batch,
+        buffers: Tensor | None,
+        objective: Objective | ObjectiveLoss | None,
+        counts: list[int],
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `oracle.gradient` does, computed in `accumulate` parts of the batch."""
+
+        def gradient(
+            w: Tensor, part: Batch, own: Tensor | None, rows: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            f = objective
+            if isinstance(f, Objective):
+                f = f.rows(rows)
+            pairs = zip(rows.tolist(), part.counts, strict=True)
+            counted = [number if counts[row] else 0 for row, number in pairs]
+            return self.oracle.gradient(w, part, own, f, counted)
+
+        runner = self.oracle.runner
+        return gradient_in_parts(gradient, runner, v, batch, buffers, self.accumulate)
+
+    def _with_class_weights(
+        self, clients: Clients, objective: Objective | ObjectiveLoss | None
+    ) -> Objective:
+        """Returns the loss in which the classes of each client count alike."""
+        if objective is not None:
+            raise ConfigError(
+                f"model.class_weights: {self.class_weights}; {type(self).__name__} has a loss of "
+                f"its own, which does not know them; leave it out"
+            )
+        return Objective(self._weighted_losses, {"weights": self._class_weights_of(clients)})
+
+    def _class_weights_of(self, clients: Clients) -> Tensor:
+        """Returns n / (K n_k) for each client and class k, [C, classes]; 0 where n_k is 0."""
+        counts = label_counts(clients, self.weighted_classes, self.space.vector.detach())
+        total = counts.sum(1, keepdim=True)
+        present = (counts > 0).sum(1, keepdim=True)
+        return torch.where(counts > 0, total / (present * counts), 0.0)
+
+    def _weighted_losses(
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the loss of each of a client's samples times the weight of its class, [n]."""
+        return own["weights"][samples.targets] * self.oracle.losses(outputs, samples.targets)
 
     def local_optimizer(self, v: Tensor, lr: float, part: Tensor | None = None) -> LocalOptimizer:
         """Returns the user's `optimizer`, or plain SGD, of C clients' values v, [C, K].

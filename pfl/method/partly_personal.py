@@ -115,7 +115,7 @@ class PartlyPersonal(FederatedAlgorithm):
 
     def __init__(self, network: Network, *, personal: Part = "head", **kwargs: Any) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        part = select_part(network, self.space, personal, "model.personal")
+        part = select_part(self.network, self.space, personal, "model.personal")
         require_part("personal", personal, part)
         self.add_constant("personal_part", part)
         self.add_client_state("head", self.first_head)

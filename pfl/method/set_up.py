@@ -22,6 +22,7 @@ from pfl.engines.oracle import Oracle
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
+from pfl.method.architectures import architectures_of
 from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
@@ -128,6 +129,58 @@ def inspect_network(
     return probe
 
 
+def classes_to_weigh(method: Method) -> int:
+    """Returns the number of classes, for `class_weights`.
+
+    Raises:
+        ConfigError: The samples have no classes, or several labels each.
+    """
+    classes = method.problem_constant("num_classes")
+    if classes is None or not method.problem_constant("has_labels"):
+        raise ConfigError(
+            f"model.class_weights: {method.class_weights}; it needs one class per sample, but the "
+            f"targets are values, or several labels per sample; leave it out"
+        )
+    return int(classes)
+
+
+def check_patience(method: Method, loop: FederatedLoop) -> None:
+    """Refuses `local_patience` where clients have no validation samples that may be looked at.
+
+    Raises:
+        ConfigError: There are none, or they are not to be.
+    """
+    patience = method.local_patience
+    if patience is None:
+        return
+    key = f"model.local_patience: {patience}"
+    if method.pooled:
+        raise ConfigError(f"{key}; {type(method).__name__} trains no single clients; leave it out")
+    if loop.sample_privacy is not None:
+        raise ConfigError(
+            f"{key}; loop.sample_privacy does not count validation samples, by which clients would "
+            f"stop; leave it out"
+        )
+    if not loop.datamodule.partition.val.sizes.any():
+        raise ConfigError(f"{key}; it needs validation samples; give data.protocol a share of them")
+
+
+def check_by_client(method: Method, loop: FederatedLoop) -> None:
+    """Refuses what `loop.by_client` says of clients, where the method cannot follow it.
+
+    Raises:
+        ConfigError: The method trains no clients, or sets their rates itself.
+    """
+    who = loop.participation
+    if not who.by_client:
+        return
+    name = type(method).__name__
+    if method.pooled:
+        raise ConfigError(f"loop.by_client: {name} trains no single clients; leave it out")
+    if not method.takes_client_rates and (who.rates(who.population) != 1).any():
+        raise ConfigError(f"loop.by_client: {name} sets the rates of clients; leave rate out")
+
+
 def make_private(method: Method, loop: FederatedLoop) -> None:
     """Gives the gradients of a method sample-level privacy, if the loop asks for it.
 
@@ -145,6 +198,11 @@ def make_private(method: Method, loop: FederatedLoop) -> None:
     if method.oracle.buffers.size:
         raise ConfigError(
             "loop.sample_privacy: the network's running statistics mix samples; take GroupNorm"
+        )
+    if method.accumulate > 1:
+        raise ConfigError(
+            f"model.accumulate: {method.accumulate}; loop.sample_privacy takes the gradients of "
+            f"single samples in any case; leave it out"
         )
     if loop.state_dtype is not None and loop.state_dtype.itemsize < 4:
         raise ConfigError(
@@ -205,7 +263,9 @@ def stages_of(method: Method, loop: FederatedLoop, private: PrivateMean | None) 
     who = loop.participation
     oracle = method.oracle
     stages: list[Stage] = []
-    if oracle.buffers.size:
+    if method.family is not None:
+        stages.append(architectures_of(method, loop))
+    elif oracle.buffers.size:
         stages.append(
             RunningStatistics(
                 method.network,
@@ -338,6 +398,14 @@ def choose_engine(
     first = gather(method.oracle.engine.name)[0]
     if first != method.oracle.engine.name:
         method.oracle.choose_fastest(block, first)
+
+
+def allocate_member(member: Method, threads: ClientThreads) -> None:
+    """Allocates a member's part of the threads that train clients, which are the server's."""
+    member.oracle.runner.to(member.device, member.space.vector.dtype)
+    if member.device.type == "cpu":
+        member.oracle.allocate_replicas(threads.count)
+    member.groups.use(threads)
 
 
 def tell_engine(oracle: Oracle, before: str | None) -> None:

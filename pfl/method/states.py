@@ -113,9 +113,9 @@ class States:
         self.context = context
         for name, state in self.declared.items():
             own = dtype if state.rounded else None
-            store.declare(name, _row(state.initial, model), dtype=own, sparse=state.sparse)
+            store.declare(name, first_row(state.initial, model), dtype=own, sparse=state.sparse)
         for name, state in self.messages.items():
-            store.declare(KEPT + name, _row(state.initial, model), dtype=dtype, of_server=True)
+            store.declare(KEPT + name, first_row(state.initial, model), dtype=dtype, of_server=True)
 
     def belongs_to(self, num_clients: int) -> bool:
         """Returns whether the rows of a population of M clients have been allocated."""
@@ -185,7 +185,7 @@ class States:
         return ids % self.context.processes == self.context.rank
 
 
-def _row(initial: Initial, model: Tensor) -> Tensor:
+def first_row(initial: Initial, model: Tensor) -> Tensor:
     """Returns the first row of a state."""
     if callable(initial):
         return initial()

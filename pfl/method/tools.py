@@ -20,6 +20,7 @@ from pfl.method.facts import RunFacts, loop_of
 from pfl.method.local_training import LocalTraining, Network
 from pfl.method.log import current_log
 from pfl.method.states import KEPT, States
+from pfl.randomness import generator
 
 # The first words of the numbers that a row of `metrics.csv` has in every run.
 OF_EVERY_RUN = ("round", "participants", "dropped", "train", "val", "test", "comm", "parameters")
@@ -186,6 +187,22 @@ class MethodTools(LocalTraining):
         """The facts of the run, which a callback may read before the method's own `setup`."""
         return RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
 
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """The number of each client's network in the family, int64; all 0 without a family."""
+        loop = self.run.loop
+        data = loop.datamodule
+        if self.family is None:
+            return np.zeros(loop.num_clients, np.int64)
+        names = data.client_names
+        if names is None:
+            names = [str(client) for client in range(loop.num_clients)]
+        try:
+            rng = generator(loop.seed, "family")
+            return self.family.assign([*names], data.client_sizes, rng)
+        except ValueError as error:
+            raise ConfigError(f"model.network: {error}") from error
+
     @property
     def num_clients(self) -> int:
         """M, the number of clients that train: all but the clients in `loop.unseen`."""
@@ -230,10 +247,11 @@ class MethodTools(LocalTraining):
         return getattr(self.run.loop.datamodule, name, None)
 
     def require_plain_steps(self) -> None:
-        """Refuses an `optimizer` of the user, for methods with local steps of their own."""
+        """Refuses an `optimizer` and aids of the user, for methods that need plain steps."""
         if self.optimizer_factory is not None:
             name = type(self).__name__
             raise ConfigError(f"model.optimizer: {name} takes plain local steps; leave it out")
+        self.require_no_aids()
 
     def require_all_clients(self) -> None:
         """Refuses a run in which a round trains some of the clients only; for `check_setup`."""

@@ -211,6 +211,17 @@ def collaboration_figure(
     return Figure([plot], size=(5, 4.2))
 
 
+def matrix_figure(
+    values: np.ndarray, models: Sequence[str], sites: Sequence[str], score: str
+) -> Figure:
+    """Returns a heat map of a score: a row for each model, a column for each client's samples."""
+    text = f"model %{{y}} on samples of %{{x}}: {score} %{{z:.4f}}"
+    heat = HeatMap(values, score, models, sites, from_zero=False, text=text)
+    plot = Plot([heat], title=score, xlabel="samples of", ylabel="model")
+    size = (3.5 + 0.35 * min(len(sites), 40), 1.5 + 0.25 * min(len(models), 60))
+    return Figure([plot], size=size)
+
+
 # ---- the features of one client ------------------------------------------------------------------
 
 

@@ -60,6 +60,9 @@ class FederatedLoop(Checked, LightningDataModule):
             a JSON file with such lists (docs/participation.md).
         stragglers: Clients of the cohort that take only a part of their local steps, as `dropout`.
         straggler_work: The share of their local steps that stragglers take, rounded up.
+        by_client: What differs by client, under its name, or its number where clients have no
+            names: `work`, a factor on its local steps (2 epochs in place of 1), and `rate`, a
+            factor on its learning rate; or the path of a JSON file with the same.
         clock: How fast clients are, for virtual time; None: no time is counted
             (docs/participation.md).
         privacy: Client-level differential privacy of all that the server and other clients receive;
@@ -119,6 +122,7 @@ class FederatedLoop(Checked, LightningDataModule):
         dropout: float | str | Sequence[Sequence[int]] = 0.0,
         stragglers: float | str | Sequence[Sequence[int]] = 0.0,
         straggler_work: ProperShare = 0.5,
+        by_client: str | dict[str, dict[str, float]] | None = None,
         clock: Clock | None = None,
         privacy: Privacy | None = None,
         sample_privacy: SamplePrivacy | None = None,
@@ -154,6 +158,7 @@ class FederatedLoop(Checked, LightningDataModule):
             dropout=dropout,
             stragglers=stragglers,
             straggler_work=straggler_work,
+            by_client=by_client,
             privacy=privacy,
             aggregation=aggregation,
             attackers=attackers,

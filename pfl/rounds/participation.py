@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -27,10 +29,13 @@ from pfl.rounds.clock import Clock
 
 Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
 SAMPLED = ("uniform", "bernoulli")  # these draws do not depend on the clients' data
+BY_CLIENT = ("work", "rate")
 Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
 Cost: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """The sample gradients of clients with numbers of samples, both [n]."""
+ByClient: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Factors on the local steps ("work") and the learning rate ("rate") of clients, by their names."""
 Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 """Which of the clients that are drawn for a round are there, by (round, ids)."""
 
@@ -115,6 +120,7 @@ class Participation:
         dropout: float | str | Rounds = 0.0,
         stragglers: float | str | Rounds = 0.0,
         straggler_work: float = 0.5,
+        by_client: str | ByClient | None = None,
         privacy: Privacy | None = None,
         aggregation: Rule | None = None,
         attackers: Attackers | None = None,
@@ -142,7 +148,8 @@ class Participation:
         self.dropout = Affected.read("dropout", dropout)
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
-        self._all_alike = not (self.dropout or self.stragglers)
+        self.by_client: ByClient | None = _read_by_client(by_client)
+        self._all_alike = not (self.dropout or self.stragglers or self.by_client)
 
     # ---- the population -----------------------------------------------------------------------
 
@@ -226,7 +233,39 @@ class Participation:
     def work(self, round_index: int, ids: np.ndarray) -> np.ndarray:
         """Returns the share of its local steps that each of these clients takes, float64 [C]."""
         slow = self.stragglers.mask(self.seed, round_index, ids)
-        return np.where(slow, self.straggler_work, 1.0)
+        share = np.where(slow, self.straggler_work, 1.0)
+        if self.by_client:
+            share *= self._factors["work"][ids]
+        return share
+
+    def rates(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the factor on the learning rate of each of these clients, float64 [C]."""
+        if not self.by_client:
+            return np.ones(len(ids))
+        return self._factors["rate"][ids]
+
+    @cached_property
+    def _factors(self) -> dict[str, np.ndarray]:
+        """What `by_client` says of all clients, float64 by name; 1 where it says nothing."""
+        total = self.datamodule.num_clients
+        names = self.datamodule.client_names
+        known = [str(number) for number in range(total)]
+        if names is not None:
+            known = names
+        places = {name: number for number, name in enumerate(known)}
+        factors = {key: np.ones(total) for key in BY_CLIENT}
+        for name, given in (self.by_client or {}).items():
+            if name not in places:
+                kind = "the name of a client"
+                if names is None:
+                    kind = f"a client's number from 0 to {total - 1}"
+                hint = ""
+                if close := get_close_matches(name, known, n=1):
+                    hint = f"; did you mean {close[0]!r}?"
+                raise ConfigError(f"loop.by_client: {name!r}; it must be {kind}{hint}")
+            for what, value in given.items():
+                factors[what][places[name]] = value
+        return factors
 
     def parts(self, clients: Clients) -> list[tuple[Clients, bool]]:
         """Splits a chunk of a cohort into clients that work equally much and fail alike.
@@ -237,13 +276,16 @@ class Participation:
         if self._all_alike:
             return [(clients, True)]
         work = self.work(clients.round, clients.ids)
+        rates = self.rates(clients.ids)
         fails = self.dropout.mask(self.seed, clients.round, clients.ids)
+        kinds = {(1.0, 1.0), *zip(work.tolist(), rates.tolist(), strict=True)}
         parts: list[tuple[Clients, bool]] = []
         for arrives in (True, False):
-            for share in (1.0, self.straggler_work):
-                rows = np.flatnonzero((work == share) & (fails != arrives))
+            for share, rate in sorted(kinds, reverse=True):
+                rows = np.flatnonzero((work == share) & (rates == rate) & (fails != arrives))
                 if len(rows) or not parts:
-                    parts.append((replace(clients.rows(rows), work=share), arrives))
+                    part = replace(clients.rows(rows), work=share, rate=rate)
+                    parts.append((part, arrives))
         return parts
 
     # ---- virtual time -------------------------------------------------------------------------
@@ -286,6 +328,11 @@ class Participation:
         if self.stragglers:
             raise ConfigError(
                 f"loop.stragglers: clients of {method} are slow by loop.clock; leave it out"
+            )
+        if self.by_client and (self._factors["work"] != 1).any():
+            raise ConfigError(
+                f"loop.by_client: clients of {method} take all of their local steps, and "
+                f"loop.clock says how long; leave work out"
             )
 
     def end(self, round_index: int) -> float:
@@ -419,6 +466,8 @@ class Participation:
                 )
         for some in (self.dropout, self.stragglers):
             some.check(everyone, rounds)
+        if self.by_client:
+            self.rates(self.population)  # knows all of the names
         if self.clock is not None:
             self.clock.check(everyone)
         if self.attackers is not None:
@@ -490,6 +539,8 @@ class Participation:
         if self.stragglers:
             work = f"{self.straggler_work:g} of its local steps"
             who += f"; {self.stragglers.describe()} takes only {work}"
+        if self.by_client:
+            who += f"; {len(self.by_client)} clients have work or rates of their own"
         if self.attackers is not None:
             attack = type(self.attackers.attack).__name__
             who += f"; {len(self.attacker_ids)} clients attack ({attack}), and are not scored"
@@ -533,6 +584,25 @@ def _read_rounds(name: str, trace: str | Rounds) -> Rounds:
     if not (_is_list(rounds) and all(map(_is_list, rounds))):
         raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids")
     return rounds
+
+
+def _read_by_client(given: str | ByClient | None) -> ByClient | None:
+    """Returns factors by the names of clients, which may be those of a JSON file."""
+    if given is None:
+        return None
+    key = "loop.by_client"
+    found = read_value(key, given) if isinstance(given, str) else given
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{key}: {found}; it must be like {{north: {{work: 2, rate: 0.5}}}}")
+    for name, factors in found.items():
+        known = isinstance(factors, Mapping) and factors.keys() <= {*BY_CLIENT}
+        if not known:
+            raise ConfigError(f"{key}.{name}: {factors}; it must be like {{work: 2, rate: 0.5}}")
+        for what, value in factors.items():
+            number = isinstance(value, float | int) and not isinstance(value, bool)
+            holds = number and 0 < value < math.inf
+            require_value(f"{key}.{name}.{what}", value, holds, "a number above 0")
+    return {str(name): factors for name, factors in found.items()}
 
 
 def _read_unseen(unseen: float | str | Sequence[int] | None) -> float | Sequence[int] | None:

@@ -174,6 +174,8 @@ def test_a_file_without_attackers_is_refused_in_one_line(fit, tmp_path, content)
     [
         (LabelFlip(10), "LabelFlip.classes: 10; the data have 3"),
         (Backdoor(target=99), "Backdoor.target: 99; the data have the classes 0 to 2"),
+        (Backdoor(target=3), "Backdoor.target: 3; the data have the classes 0 to 2"),
+        (Backdoor(size=5), "Backdoor.size: 5; the images have 4 x 4 pixels"),
         (Backdoor(size=50), "Backdoor.size: 50; the images have 4 x 4 pixels"),
     ],
 )
@@ -181,6 +183,45 @@ def test_attacks_that_do_not_fit_the_data_are_refused_before_training(attack, li
     loop = FederatedLoop(images(), attackers=Attackers([1], attack))
     with pytest.raises(ConfigError, match=rf"^loop\.attackers: {re.escape(line)}"):
         loop.setup()
+
+
+@pytest.mark.parametrize("attack", [LabelFlip(3), Backdoor(target=2, size=4), Backdoor(target=0)])
+def test_attacks_that_just_fit_the_data_are_taken(attack):
+    attack.check(3, (1, 4, 4))
+    attack.check(None, (1, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "line"),
+    [
+        (SignFlip, {"scale": 0.0}, "SignFlip.scale: 0.0; it must be positive"),
+        (Scaling, {"factor": 1.0}, "Scaling.factor: 1.0; it must be above 1"),
+        (RandomMessage, {"deviation": 0.0}, "RandomMessage.deviation: 0.0; it must be positive"),
+        (InnerProduct, {"scale": 0.0}, "InnerProduct.scale: 0.0; it must be positive"),
+        (LabelFlip, {"classes": 1}, "LabelFlip.classes: 1; it must be a whole number of at least"),
+        (Backdoor, {"target": -1}, "Backdoor.target: -1; it must be a whole number of at least 0"),
+        (Backdoor, {"size": 0}, "Backdoor.size: 0; it must be a whole number of at least 1"),
+        (Backdoor, {"share": 0.0}, "Backdoor.share: 0.0; it must be positive and at most 1"),
+        (Backdoor, {"share": 1.1}, "Backdoor.share: 1.1; it must be positive and at most 1"),
+        (Backdoor, {"factor": 0.9}, "Backdoor.factor: 0.9; it must be at least 1"),
+    ],
+)
+def test_impossible_arguments_of_attacks_are_refused(kind, arguments, line):
+    with pytest.raises(ConfigError) as error:
+        kind(**arguments)
+    assert str(error.value).startswith(line)
+
+
+def test_small_arguments_of_attacks_are_taken():
+    assert RandomMessage(0.5).deviation == SignFlip(0.5).scale == InnerProduct(0.5).scale == 0.5
+    assert Scaling(1.5).factor == 1.5
+    assert LabelFlip(2).classes == 2
+    assert Backdoor(size=1, share=1.0, factor=1.0).share == 1.0
+
+
+def test_a_backdoor_sends_its_change_times_a_factor():
+    sent = Backdoor(factor=3.0).change(torch.tensor([1.0, -2.0]), np.random.default_rng(0))
+    assert sent.tolist() == [3.0, -6.0]
 
 
 # ---- samples ------------------------------------------------------------------------------------

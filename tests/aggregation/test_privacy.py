@@ -1,5 +1,6 @@
 """Client-level privacy: how far one client moves what the server sees, the noise, and ε."""
 
+import logging
 import math
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -12,7 +13,7 @@ from scipy import stats
 from datamodules import SharedTest
 from models import HalfSquaredError
 from pfl import ConfigError, FederatedLoop
-from pfl.aggregation.accountant import Accountant, most_uses
+from pfl.aggregation.accountant import Accountant, least_wait, most_uses
 from pfl.aggregation.privacy import AdaptiveClip, Privacy, PrivateMean
 from pfl.algorithms import SCAFFOLD, FedAvg, FedCLUP
 from pfl.method import set_up
@@ -31,7 +32,7 @@ from tests.problems import owned, quiet
 REFUSED = {
     *("FedACS", "FedACS, quantile 1", "FedAMP", "HeurFedAMP", "FedGH", "FedPAC", "GlobalTrain"),
     *("CFL", "Floco", "pFedHN", "FedBuff", "FedAsync", "FedExLoRA", "FLoRA", "FlexLoRA"),
-    "FedSLR, all multipliers",
+    *("FedSLR, all multipliers", "FedDistill", "FedTGP", "FedFomo", "APPLE"),
 }
 CLIP = 1e-3  # below the norm of every client's messages, which are then moved by C exactly
 EXACT = Privacy(clip=CLIP, noise_multiplier=0.0, delta=0.1, reproducible=True)
@@ -185,12 +186,33 @@ def test_running_statistics_are_not_averaged_in_private_runs(fit):
         ({"clip": 0.0}, "loop.privacy.clip: 0.0; it must be positive"),
         ({"noise_multiplier": -1.0}, "loop.privacy.noise_multiplier: -1.0; it must be at least 0"),
         ({"delta": 1.0}, "loop.privacy.delta: 1.0; it must be positive and below 1"),
+        ({"delta": 0.0}, "loop.privacy.delta: 0.0; it must be positive and below 1"),
+        ({"epsilon": 0.0}, "loop.privacy.epsilon: 0.0; it must be positive"),
+        ({"bands": 0}, "loop.privacy.bands: 0; it must be a whole number of at least 1"),
+        (
+            {"bands": 2, "adaptive": AdaptiveClip()},
+            "loop.privacy.bands: 2; noise over rounds needs a clip that stays",
+        ),
         ({"noise_multiplier": None}, "loop.privacy: give noise_multiplier, or epsilon, from which"),
     ],
 )
 def test_impossible_arguments_are_refused(arguments, line):
     with pytest.raises(ConfigError) as error:
         private(**arguments)
+    assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"quantile": 0.0}, "loop.privacy.adaptive.quantile: 0.0; it must be positive and below 1"),
+        ({"quantile": 1.0}, "loop.privacy.adaptive.quantile: 1.0; it must be positive and below 1"),
+        ({"rate": 0.0}, "loop.privacy.adaptive.rate: 0.0; it must be positive"),
+    ],
+)
+def test_impossible_adaptive_clips_are_refused(arguments, line):
+    with pytest.raises(ConfigError) as error:
+        AdaptiveClip(**arguments)
     assert str(error.value).startswith(line)
 
 
@@ -253,6 +275,13 @@ def test_all_messages_are_clipped_together_and_bad_ones_count_as_zero():
     torch.testing.assert_close(released["a"], torch.tensor([6.0, 8.0]) / 52 + reference["a"])
 
 
+def test_messages_beyond_float32_are_clipped():
+    """|(3, 4) 1e30| has no square in float32."""
+    rows = torch.tensor([[3e30, 4e30]], dtype=torch.float64)
+    released, _ = mean_of(private(clip=10.0, noise_multiplier=0.0), cohort=1, rows=rows)
+    assert released[0].tolist() == pytest.approx([6.0, 8.0])
+
+
 @pytest.mark.parametrize("quantile", [0.3, 0.8])
 def test_an_adaptive_clip_finds_the_quantile(quantile):
     """Norms are 1, 2, ..., 200, so that the quantile γ is 200 γ."""
@@ -266,6 +295,32 @@ def test_an_adaptive_clip_finds_the_quantile(quantile):
     # Theorem 1: z^-2 = z_messages^-2 + (2 σ_b)^-2.
     assert mean.message_noise**-2 + (2 * mean.count_noise) ** -2 == pytest.approx(1.0)
     assert mean.message_noise > 1
+
+
+@pytest.mark.parametrize(
+    ("z", "cohort", "noise"),
+    [
+        (2.0, 8, 2.0),  # a twentieth of 8 clients is less than the noise multiplier
+        (2.0, 80, 4.0),
+        (0.5, 200, 10.0),
+    ],
+)
+def test_messages_and_their_count_share_the_noise(z, cohort, noise):
+    """z^-2 = z_messages^-2 + (2 σ_b)^-2: for z = 2 and σ_b = 4, 1/4 - 1/64 = 15/64."""
+    made = private(noise_multiplier=z, adaptive=AdaptiveClip())
+    _, mean = mean_of(made, cohort=cohort, width=1)
+    assert mean.count_noise == noise
+    assert mean.message_noise == pytest.approx((1 / z**2 - 1 / (4 * noise**2)) ** -0.5, rel=1e-14)
+
+
+def test_an_adaptive_clip_moves_by_the_share_below_it():
+    """Of norms 1, 2, 3, 4 two are at most the clip 2, without noise. C <- 2 exp(-0.5 (2/4 - 0.9))
+    for the quantile 0.9; with an expected cohort of 8, 2 - 4/2 of 8 more than a half: the same."""
+    rows = torch.diag(torch.arange(1.0, 5.0, dtype=torch.float64))
+    for cohort in (4, 8):
+        made = private(clip=2.0, noise_multiplier=0.0, adaptive=AdaptiveClip(0.9, rate=0.5))
+        _, mean = mean_of(made, cohort=cohort, rows=rows)
+        assert mean.clip == pytest.approx(2.0 * math.exp(-0.5 * (0.5 - 0.9)), rel=1e-14)
 
 
 def test_an_empty_round_happens_and_has_noise(fit):
@@ -398,6 +453,26 @@ def test_a_trace_counts_the_client_that_takes_part_most_often():
     assert [run.epsilon(n) for n in (1, 2, 3, 4)] == [plain.epsilon(n) for n in (1, 2, 2, 3)]
 
 
+def test_before_the_first_client_of_a_trace_nothing_is_revealed():
+    assert most_uses([[], [2], []]).tolist() == [0, 1, 1]
+    assert Accountant(2.0, 1e-5, "all", 1, 4, most_uses([[], [2]])).epsilon(1) == 0.0
+
+
+def test_clients_of_a_trace_wait():
+    """For two rounds, for three, and for all of them where nobody comes again."""
+    assert least_wait([[0, 1], [2], [1], [0]]) == 2
+    assert least_wait([[0], [1], [2], [0]]) == 3
+    assert least_wait([[0], [1], [2]]) == 3
+
+
+def test_messages_of_other_libraries_are_shown_again_afterwards():
+    """The accountant silences the log of its library while it computes a curve."""
+    log = logging.getLogger("absl")
+    assert not log.disabled
+    assert Accountant(2.0, 1e-5, "bernoulli", 1, 4).epsilon(1) > 0
+    assert not log.disabled
+
+
 def test_the_noise_follows_from_a_budget_and_a_budget_ends_a_run(fit):
     algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
     loop = dict(clients_per_round=2, sampling="bernoulli", evaluate=())
@@ -416,6 +491,30 @@ def test_the_noise_follows_from_a_budget_and_a_budget_ends_a_run(fit):
     assert ends.rounds == 6
     with pytest.raises(ConfigError, match=r"loop\.privacy\.epsilon: 0\.1; the first round alone"):
         fit(ends, small_world(), 6, privacy=private(epsilon=0.1), **loop)
+
+
+@pytest.mark.parametrize(("epsilon", "rounds"), [(0.5, 10), (40.0, 1), (2.0, 300)])
+def test_the_noise_for_a_budget_is_the_least(epsilon, rounds):
+    """To 4 digits: with 2e-4 of it less ε is above the budget."""
+    found = Accountant(0.0, 1e-5, "all", 4, 4).calibrate(epsilon, rounds)
+    less = Accountant(found.noise_multiplier * (1 - 2e-4), 1e-5, "all", 4, 4)
+    assert found.epsilon(rounds) <= epsilon < less.epsilon(rounds)
+
+
+def test_a_budget_that_no_noise_reaches_is_refused():
+    """Whatever the noise, Rényi divergences of orders up to about 1,000 give at least
+    (log(1/δ) - log 1000) / 1000 = 0.014."""
+    with pytest.raises(ConfigError, match=r"^loop\.privacy\.epsilon: 0\.001; no noise reaches it"):
+        Accountant(0.0, 1e-9, "all", 4, 4).calibrate(1e-3, 10)
+
+
+def test_the_rounds_within_a_budget():
+    """The last round whose ε is at most the budget, and the limit where all are."""
+    run = Accountant(3.0, 1e-5, "all", 4, 4)
+    budget = run.epsilon(7)
+    assert [run.rounds_within(budget, limit) for limit in (5, 7, 8, 50)] == [5, 7, 7, 7]
+    assert run.rounds_within(budget * (1 - 1e-9), 50) == 6
+    assert run.rounds_within(run.epsilon(1) / 2, 50) == 0
 
 
 def test_a_delta_that_is_too_large_is_told(fit, monkeypatch):
@@ -476,6 +575,9 @@ def test_the_banded_factor_takes_the_noise_back_to_independent_draws(bands):
     # A process that begins with a later round, after a resume, releases the same.
     later, _ = mean_of(private(bands=bands), rounds=(7, 8), width=width)
     assert torch.equal(later, released[7:])
+    # So does one that goes back to an earlier round.
+    back, _ = mean_of(private(bands=bands), rounds=(5, 2), width=width)
+    assert torch.equal(back, released[[5, 2]])
 
 
 def test_sums_over_rounds_have_less_noise():

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from models import HalfSquaredError
 from pfl import ConfigError
-from pfl.aggregation.attacks import Attackers, SignFlip
+from pfl.aggregation.attacks import Attack, Attackers, SignFlip
 from pfl.aggregation.privacy import Privacy
 from pfl.aggregation.robust import (
     Bulyan,
@@ -105,6 +105,25 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances(n):
     assert float(GeometricMedian()(line)) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.parametrize(("steps", "tolerance"), [(1, 0.0), (3, 0.0), (1000, 0.3), (1000, 0.03)])
+def test_the_geometric_median_ends_as_it_says(steps, tolerance):
+    """Weiszfeld's iteration from the median, until it moves by `tolerance` d at most."""
+    rows = np.random.default_rng(4).normal(size=(6, 3)) ** 3
+    x = np.median(rows, 0)
+    far = np.sort(np.linalg.norm(rows - x, axis=1))
+    d = far[2]  # of an even number torch takes the lower middle value
+    moved = []
+    while len(moved) < steps and (not moved or moved[-1] > tolerance * d):
+        weights = 1 / np.maximum(1e-6 * d, np.linalg.norm(rows - x, axis=1))
+        before = x
+        x = weights @ rows / weights.sum()
+        moved.append(np.linalg.norm(x - before))
+    assert len(moved) == steps or 1 < len(moved) < 20
+    rule = GeometricMedian(steps)
+    rule.tolerance = tolerance
+    np.testing.assert_allclose(rule(torch.from_numpy(rows)), x, rtol=0, atol=1e-12)
+
+
 def attacked(rule, attackers, seed=0):
     """How far from the honest clients' hull a rule ends: 8 in all, far away and all alike."""
     rng = np.random.default_rng(seed)
@@ -168,6 +187,32 @@ def test_too_few_clients_are_named(rule, line):
     assert str(error.value).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments", "line"),
+    [
+        (TrimmedMean, {"share": 0.5}, "TrimmedMean.share: 0.5; it must be at least 0 and below"),
+        (TrimmedMean, {"share": -0.1}, "TrimmedMean.share: -0.1; it must be at least 0"),
+        (GeometricMedian, {"steps": 0}, "GeometricMedian.steps: 0; it must be a whole number"),
+        (Krum, {"attackers": -1}, "Krum.attackers: -1; it must be a whole number of at least 0"),
+        (Krum, {"attackers": 1, "keep": 0}, "Krum.keep: 0; it must be a whole number of at least"),
+        (Bulyan, {"attackers": -1}, "Bulyan.attackers: -1; it must be a whole number of at least"),
+        (NormBound, {"limit": 0.0}, "NormBound.limit: 0.0; it must be positive, or null"),
+    ],
+)
+def test_impossible_arguments_of_rules_are_refused(kind, arguments, line):
+    with pytest.raises(ConfigError) as error:
+        kind(**arguments)
+    assert str(error.value).startswith(line)
+
+
+def test_no_attackers_can_be_told_to_krum_and_bulyan():
+    """Of 0, 1, 3 and 7 the sums of the two smallest squared distances are 1 + 9, 1 + 4, 4 + 9 and
+    16 + 36; Bulyan chooses all, and averages all."""
+    rows = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+    assert Krum(attackers=0)(rows).tolist() == [1.0]
+    assert Bulyan(attackers=0)(rows).tolist() == [11 / 4]
+
+
 # ---- in a round ---------------------------------------------------------------------------------
 
 
@@ -177,6 +222,27 @@ def test_a_message_that_is_not_finite_counts_as_no_change():
     means = RobustMean(Median(), None).combine(rows, reference, {}, torch.zeros(3, dtype=bool))
     # Changes (-1, 0), (0, 0), (3, 1): medians 0 and 0.
     torch.testing.assert_close(means["w"], torch.tensor([2.0, 2.0]))
+
+
+class Ones(Attack):
+    """Attackers together send ones; a round without attackers, or of attackers only, has none."""
+
+    def collude(self, honest, attackers):
+        assert attackers and len(honest)
+        return torch.ones(honest.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("attacking", "expected"),
+    [([True, False], 0.25), ([False, False], 0.0), ([True, True], 0.0)],
+)
+def test_attackers_collude_where_there_are_some_and_others(attacking, expected):
+    """Weights 1/4 and 3/4 of two messages of zeros, measured from 2."""
+    rows = {"w": torch.full((2, 3), 2.0)}
+    reference = {"w": torch.full((3,), 2.0)}
+    weights = {"w": torch.tensor([0.25, 0.75], dtype=torch.float64)}
+    means = RobustMean(None, Ones()).combine(rows, reference, weights, torch.tensor(attacking))
+    assert means["w"].tolist() == [2.0 + expected] * 3
 
 
 @pytest.mark.parametrize(
@@ -249,7 +315,7 @@ def test_the_median_of_two_rounds_by_hand(fit):
 
 KEPT = {
     *("CFL", "FedAMP", "HeurFedAMP", "FedGH", "FedACS", "FedACS, quantile 1", "pFedHN"),
-    *("FedBuff", "FedAsync"),
+    *("FedBuff", "FedAsync", "FedDistill", "FedTGP", "FedFomo", "APPLE"),
 }
 PRODUCTS = {"FedExLoRA", "FLoRA", "FlexLoRA"}
 

@@ -36,6 +36,37 @@ def private(**arguments):
     return SamplePrivacy(**{**settings, **arguments})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"clip": 0.0}, "loop.sample_privacy.clip: 0.0; it must be positive"),
+        ({"noise_multiplier": -1.0}, "loop.sample_privacy.noise_multiplier: -1.0; it must be at"),
+        ({"noise_multiplier": math.inf}, "loop.sample_privacy.noise_multiplier: inf; it must be"),
+        ({"delta": 0.0}, "loop.sample_privacy.delta: 0.0; it must be positive and below 1"),
+        ({"delta": 1.0}, "loop.sample_privacy.delta: 1.0; it must be positive and below 1"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments, line):
+    with pytest.raises(ConfigError) as error:
+        private(**arguments)
+    assert str(error.value).startswith(line)
+
+
+def test_epsilon_of_each_client_in_any_order():
+    """Clients of 8, 3, 8 and no samples, with 5, 2, 5 and 0 gradients of 4 expected samples, and
+    one that has taken none."""
+    sizes = np.array([8, 3, 8, 0, 3])
+    counts = np.array([5, 2, 5, 0, 0])
+    found = SamplePrivacy(1.0, 2.0).epsilons(sizes, counts, batch_size=4)
+    of_eight = Accountant(2.0, 8**-1.1, "bernoulli", 4, 8).epsilon(5)
+    of_three = Accountant(2.0, 3**-1.1, "bernoulli", 3, 3).epsilon(2)
+    np.testing.assert_allclose(found, [of_eight, of_three, of_eight, 0.0, 0.0], rtol=1e-12)
+    whole = SamplePrivacy(1.0, 2.0).epsilons(sizes[:1], counts[:1], batch_size=None)
+    assert whole == [Accountant(2.0, 8**-1.1, "bernoulli", 8, 8).epsilon(5)]
+    public = SamplePrivacy(1.0, 2.0, reproducible=True).epsilons(sizes, counts, 4)
+    assert public.tolist() == [math.inf, math.inf, math.inf, 0.0, 0.0]
+
+
 def batches_of(sizes, batch_size, rounds=1, epochs=1, seed=0):
     """The samples of each Poisson mini-batch: [(round, step, client), ids of the samples]."""
     ids = np.repeat(np.arange(len(sizes)), sizes)

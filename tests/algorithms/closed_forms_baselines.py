@@ -107,7 +107,8 @@ def common_minimum(q: Quadratics, **_: Any) -> Models:
 
 
 def personal_minimum(q: Quadratics, **_: Any) -> Models:
-    """FedDBE with one layer, whose features are its inputs, which nothing moves."""
+    """FedDBE with one layer, whose features are its inputs, which nothing moves; and APPLE where
+    all clients have the same minimum."""
     return None, q.optima
 
 
@@ -246,6 +247,17 @@ def models_of_clusters(x: Exchange) -> tuple[float, float]:
     return x.algorithm.clusters * x.size, x.size + 1
 
 
+def models_of_others(x: Exchange) -> tuple[float, float]:
+    """FedFomo: other clients' models down; a model, and a number for each of these up."""
+    count = -(-x.read // x.size)
+    return count * x.size, x.size + count
+
+
+def core_models(x: Exchange) -> tuple[float, float]:
+    """APPLE: the models and the shares of all clients down; a model up."""
+    return x.algorithm.num_clients * (x.size + 1), x.size
+
+
 def dense_and_number(x: Exchange) -> tuple[float, float]:
     """FedNova: a model down; a direction and the sum of its coefficients up."""
     return x.size, x.size + 1
@@ -288,6 +300,23 @@ def prototypes(x: Exchange) -> tuple[float, float]:
     return down, own * (2 + features)
 
 
+def trained_prototypes(x: Exchange) -> tuple[float, float]:
+    """FedTGP: K features of each class down after the first round; these and the class's number up
+    for each class of the client."""
+    outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
+    own = int(np.count_nonzero(x.sent["means"].reshape(outputs, 1 + features)[:, 0]))
+    return outputs * features if x.round else 0, own * (1 + features)
+
+
+def class_probabilities(x: Exchange) -> tuple[float, float]:
+    """FedDistill: the probabilities of a class and its number, down for all classes once others
+    have sent theirs, up for each class of the client."""
+    outputs = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[0]
+    own = int(np.count_nonzero(x.sent["means"].reshape(outputs, 1 + outputs)[:, 0]))
+    down = outputs * (1 + outputs) if x.round else 0
+    return down, own * (1 + outputs)
+
+
 def dense_and_mean(x: Exchange) -> tuple[float, float]:
     """FedDBE: P each way; the K features' mean up in the first round, and down in the others."""
     features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[1]
@@ -300,6 +329,12 @@ def body_head_and_statistics(x: Exchange) -> tuple[float, float]:
     down, up = prototypes(x)
     outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
     return x.size + down, x.size + 1 + outputs * features + up
+
+
+def plain_averaging(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """HeteroFL and FedRolex with one network: FedAvg with equal weights, and all clients have w."""
+    w = mean_of(1 - (1 - lr * q.curvatures) ** local_steps, q)
+    return w, np.tile(w, (len(q.optima), 1))
 
 
 def everything_in_the_mask(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:

@@ -212,6 +212,27 @@ ENTRIES = [
         trained_with_private=True,
     ),
     Method(
+        "FedDistill",
+        forms.alone,  # without the penalty, as the softmax of linear scores has no closed form
+        more.class_probabilities,
+        problem=forms.with_classes,
+        classes=True,
+        private=("w",),
+        trained_with_private=True,
+        settle={"lr": 0.4, "local_steps": 6, "penalty": 0.0},
+    ),
+    Method(
+        "FedTGP",
+        forms.alone,  # one layer has its inputs as features, which nothing moves
+        more.trained_prototypes,
+        {"penalty": 0.5, "server_epochs": 2},
+        problem=forms.with_classes,
+        classes=True,
+        private=("w",),
+        trained_with_private=True,
+        timed=True,  # the order of the pairs is drawn anew in each round
+    ),
+    Method(
         "FedRoD",
         more.heads_added,
         forms.dense,
@@ -279,7 +300,26 @@ ENTRIES = [
         {"alpha": 1.0, "sigma": 1e-12, "penalty": 0.5, "alpha_decay": 1.0, "own_weight": 0.6},
         rounds=30,
     ),
+    Method(
+        "FedFomo",
+        forms.alone,  # near its optimum a client gains nothing from others
+        more.models_of_others,
+        {"models": 2, "judged_on": "training"},
+        timed=True,  # the number of the round decides who is asked
+    ),
+    Method(
+        "APPLE",
+        more.personal_minimum,  # elsewhere it depends on all rounds how a w_i gets to its optimum
+        more.core_models,
+        {"relationship_lr": 0.01, "penalized_rounds": 3},
+        settle={"lr": 0.6, "local_steps": 4},
+        rounds=100,
+        problem=forms.alike,
+        timed=True,  # the penalty falls from round to round
+    ),
     Method("GlobalTrain", more.pooled_minimum, forms.nothing),
+    Method("HeteroFL", more.plain_averaging, forms.dense),  # with one network for all
+    Method("FedRolex", more.plain_averaging, forms.dense),
     Method(
         "IFCA",
         more.averaging_in_groups,

@@ -90,6 +90,23 @@ def test_scores_are_those_of_numpy(tmp_path, kind):
     assert not any("finetuned" in name for name in method.row)
 
 
+def test_ten_neighbours_vote_unless_another_number_is_given():
+    """Of eleven samples at 1, 2, ..., 11, one to a class, the farthest has no vote."""
+    away = torch.arange(1.0, 12)[:, None]
+    votes = Neighbours(scale=7.0).probabilities(torch.zeros(1, 1), away, torch.arange(11), 11)
+    weights = np.exp(-(np.arange(1, 11) ** 2) / 7.0)
+    np.testing.assert_allclose(votes[0, :10], weights / weights.sum(), rtol=1e-5)
+    assert votes[0, 10] == 0
+
+
+def test_small_distances_far_from_zero_keep_their_digits():
+    """Of 40 features 4096, 4096 + 1/64 and so on, each sample's nearest one is itself; the square
+    of 4096 has the rounding 1 in float32."""
+    z = 4096 + torch.arange(40.0)[:, None] / 64
+    votes = Neighbours(k=1).probabilities(z, z, torch.arange(40), 40)
+    assert votes.equal(torch.eye(40))
+
+
 def test_nothing_of_the_memory_remains(tmp_path):
     """Models and all other numbers are the same as in a run without neighbours."""
     rows = []

@@ -22,6 +22,8 @@ def make(name):
         arguments["trainable"] = LoRA(rank=2, layers=["0"], pair=pair)
     if name == "FedBuff":
         arguments["buffer_size"] = 2
+    if name == "FedFomo":
+        arguments["judged_on"] = "training"
     torch.manual_seed(0)
     layers = nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)
     return getattr(pfl.algorithms, name)(nn.Sequential(*layers).double(), **arguments)

@@ -255,7 +255,7 @@ def test_leaf_refuses_what_does_not_fit(one_line):
         LEAF([2] * 5).count()
 
 
-# ---- the table of conventions in docs/partitions.md ----------------------------------------------
+# ---- the table of conventions in docs/record/conventions.md ------------------------------------
 
 
 CONVENTIONS = ("conventions", "flower_bridge")
@@ -263,8 +263,8 @@ CONVENTIONS = ("conventions", "flower_bridge")
 
 def conventions():
     """The rules in the second column of the table, as they are written there."""
-    text = (ROOT / "docs" / "partitions.md").read_text()
-    section = text.partition("## Conventions of other projects")[2].partition("**The papers")[0]
+    text = (ROOT / "docs" / "record" / "conventions.md").read_text()
+    section = text.partition("# Conventions of other projects")[2].partition("**The papers")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     return sorted({rule for row in rows for rule in re.findall(r"`([^`]*\))`", row[1])})
 

@@ -1,8 +1,10 @@
 """Ranges in a signature: what a constructor refuses, and in which words."""
 
 import copy
+import gc
 import math
 import pickle
+import weakref
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -191,3 +193,17 @@ def test_an_annotation_that_only_type_checkers_can_read_is_left_alone():
     Odd(1.0, object())
     with pytest.raises(ConfigError, match="rate: 0"):
         Odd(0, object())
+
+
+def test_a_class_that_nobody_has_any_more_is_gone():
+    """A notebook that defines a method anew has one of that name, not two."""
+
+    class Penalty(Checked):
+        def __init__(self, weight: NonNegative = 0.0) -> None:
+            self.weight = weight
+
+    Penalty(0.5)
+    gone = weakref.ref(Penalty)
+    del Penalty
+    gc.collect()
+    assert gone() is None

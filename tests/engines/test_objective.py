@@ -12,7 +12,7 @@ from models import MLP, SmallCNN
 from models.classifier import head_name
 from pfl.algorithms import FedAvg
 from pfl.engines import Batch, Oracle, default_loss
-from pfl.engines.objective import Objective
+from pfl.engines.objective import BatchSamples, Objective, Outputs, run_watched
 from pfl.engines.vmap import VmapEngine
 from pfl.errors import ConfigError
 from pfl.parameters import ParameterSpace
@@ -206,3 +206,26 @@ def test_no_engine_is_chosen_for_a_method_without_objectives(tmp_path):
     assert method.oracle._objective_engine is None
     with pytest.raises(ConfigError):
         Oracle(method.network, method.space, default_loss, "chain")
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [(0.5, "returns float for 2 samples"), (torch.zeros(3), "returns [3] for 2 samples")],
+)
+def test_an_objective_returns_a_loss_for_each_sample(returned, words):
+    f = Objective(lambda outputs, features, samples, own: returned)
+    samples = BatchSamples(torch.zeros(2, 6), torch.zeros(2))
+    with refused(f"model: the objective {words}; it must return one loss for each of them, [2]"):
+        f.losses(Outputs(torch.zeros(2, 1), torch.zeros(2, 5)), samples, {})
+
+
+def test_a_head_is_watched_only_while_it_runs():
+    """Its last call counts, and afterwards nothing is recorded, also after an error."""
+    network = MLP(6, (5,), CLASSES)
+    head = network.get_submodule(head_name(network))
+    inputs = torch.randn(2, 6)
+    result = run_watched(network, head_name(network), lambda: network(inputs))
+    torch.testing.assert_close(head(result.features), result.outputs)
+    with refused("model.network: MLP does not call its last layer"):
+        run_watched(network, head_name(network), lambda: inputs)
+    assert not head._forward_hooks

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.theory import fedpd
 from datamodules import LeastSquares
 from tests.experiments.pages import RECORD, curves, until
 
@@ -18,7 +19,7 @@ def constant_c2(eta, smooth):
 
 
 def skipping_bound(p, eta):
-    """C(p) of Theorem 3 there for L = 1 and N = 10."""
+    """C(p) of the journal's Theorem 3 for L = 1 and N = 10."""
     c3 = (p * (1 + eta) + eta) / (1 - eta)
     squares = p * (1 - c3 ** (1 / (1 - p))) * (1 + eta) * (2 * eta + p * (3 + eta))
     squares /= 1 - 2 * eta - p * (1 + eta)
@@ -51,9 +52,11 @@ def test_the_numbers_of_fedpd_are_those_of_its_data():
     words = [
         "{:.1e} and {:.1e} with the {}'s".format(*s, k[2]) for s, k in zip(sums, kinds, strict=True)
     ]
-    bounds = [constant_c2(eta, 0.59) * np.log(2) for eta, *_ in kinds]
     assert words[0] + " steps, " + words[1] in page
+    bounds = [fedpd.c2(eta, 0.59) * np.log(2) for eta, *_ in kinds]
     assert f"is at most {bounds[0]:.0f} and {bounds[1]:.0f}" in page
+    bounds = [fedpd.mended_c2(eta, 0.59) * np.log(2) for eta, *_ in kinds]
+    assert f"({bounds[0]:.0f} and {bounds[1]:.0f} with max(4L², 2) for the 4L² in C₂" in page
 
     gaps = curves("results/fedpd-further", "train/global/gap", "run", "non_iid")
     for run in {run for run, _ in gaps}:
@@ -80,11 +83,17 @@ def test_the_numbers_of_fedpd_are_those_of_its_data():
     bounds = [skipping_bound(p, 0.3) * largest for p in by_p]
     row = " | ".join(f"{b:.1e}" if b else "0" for b in bounds)
     assert f"| C(p)G² of Theorem 3 in the journal | {row} |" in page
+    printed = [fedpd.mean_gap(0.3, 1, 0, 1, clients=10, p=p, delta=largest**0.5) for p in by_p]
+    row = " | ".join(f"{b:.1e}" if b else "0" for b in printed)
+    assert f"| (14) of the preprint, with δ = G | {row} |" in page
     ratios = np.divide(bounds[1:], list(by_p.values())[1:])
     assert f"it is {ratios.min():.0e} to {ratios.max():.0e} times the floor" in page
     eta = (5**0.5 - 1) / 8
     for p in (0.01, 0.59):
         assert f"{skipping_bound(p, eta) / (eta * p) ** 2:,.0f} times" in page
+    found = [fedpd.skipping(p, eta) / fedpd.table_2(p, eta) for p in (0.01, 0.59, 0.6, 0.9)]
+    assert "is {:.2f} to {:.1f} times Table 2's 12ηp".format(*found[:2]) in page
+    assert "{:.1f} to {:.1f} times its other form".format(*found[2:]) in page
     cells = [
         [f"{max(x for x, f in line.items() if f <= 10.0**-k):g}" for k in (6, 5, 4, 3, 2)]
         for line in (by_p, by_r)

@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import EnumType
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -24,7 +25,8 @@ EXCHANGED: list[tuple[type, type]] = [
 OPERATORS = dict([*EXCHANGED, *((b, a) for a, b in EXCHANGED)])
 OPERATORS |= {ast.FloorDiv: ast.Div, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 NOT_SWAPPED = {"isinstance", "max", "min"}  # a swap of arguments raises, or changes nothing
-CHECKS = {"require", "ConfigError"}  # beside a condition they hold text for users
+# Beside a condition they hold text for users.
+CHECKS = {"require", "require_value", "ConfigError"}
 
 
 @dataclass(frozen=True)
@@ -195,13 +197,17 @@ def mutants(tree: ast.Module) -> list[Mutant]:
 def statements(
     scope: ast.AST, owner: str, names: Names | None, attributes: Names
 ) -> Iterator[tuple[list[ast.stmt], int, Statement]]:
-    """Yields all statements with their block and their position in it."""
+    """Yields all statements with their block and their position in it, but for those of an Enum.
+
+    Other modules hold its members, which cannot be replaced.
+    """
     for field in ("body", "orelse", "finalbody"):
         block = getattr(scope, field, [])
         for position, node in enumerate(block):
             inner = f"{owner}.{node.name}".strip(".") if hasattr(node, "name") else owner
             if isinstance(node, ast.ClassDef):
-                yield from statements(node, inner, None, attributes_of(node))
+                if not any(ast.unparse(base).endswith("Enum") for base in node.bases):
+                    yield from statements(node, inner, None, attributes_of(node))
             elif isinstance(node, ast.FunctionDef):
                 yield from statements(node, inner, names_in(node), attributes)
             elif not isinstance(node, ast.Import | ast.ImportFrom) and not is_text(node):
@@ -283,7 +289,9 @@ def plant(module: ModuleType, tree: ast.Module) -> None:
     exec(compile(ast.fix_missing_locations(tree), str(module.__file__), "exec"), vars(module))
     for name, old in own.items():
         new = vars(module)[name]
-        if isinstance(old, FunctionType):
+        if isinstance(old, EnumType):
+            pass  # its members are what other modules hold
+        elif isinstance(old, FunctionType):
             inner = inspect.unwrap(old)  # a decorator's function calls it
             body = inspect.unwrap(new)
             inner.__code__ = body.__code__

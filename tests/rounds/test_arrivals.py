@@ -47,3 +47,19 @@ def test_idle_clients_are_drawn_uniformly():
     assert np.abs(np.bincount(drawn) - 1000).max() < 4 * 29
     pairs = np.bincount(6 * drawn[:-1] + drawn[1:], minlength=36)  # independent of the last one
     assert np.abs(pairs - 6000 / 36).max() < 4.5 * np.sqrt(6000 / 36)
+
+
+def test_all_messages_of_an_instant_are_taken_before_anyone_begins():
+    """Two clients take a second and one takes two; each message moves the model.
+
+    At 1 the first two arrive, one after the other, and then both begin again with the model after
+    two moves. At 2 all three arrive, that which began first before the others, and then all begin
+    with the model after five moves.
+    """
+    table = Timetable(np.arange(3), np.array([1.0, 1.0, 2.0]), slots=3, buffer=1, seed=0)
+    rounds = [table.of(number) for number in range(7)]
+    assert [one.time for one in rounds] == [1, 1, 2, 2, 2, 3, 3]
+    assert [one.versions.item() for one in rounds] == [0, 0, 0, 2, 2, 5, 5]
+    ids = [one.ids.item() for one in rounds]
+    assert sorted(ids[:2]) == sorted(ids[3:5]) == sorted(ids[5:]) == [0, 1] and ids[2] == 2
+    assert [len(one.begun) for one in rounds] == [3, 0, 2, 0, 0, 3, 0]

@@ -50,16 +50,23 @@ def test_speeds_are_log_normal_and_functions_of_the_seed():
     np.testing.assert_allclose(few - 0.25, 3 * np.exp(-logs[[7, 2]]), rtol=1e-12)
     assert (clock.seconds(ids, ones, 4) != clock.seconds(ids, ones, 3)).all()
     assert (Clock(speed=5.0).seconds(ids, ones, 3) == 0.2).all()
+    assert (Clock().seconds(ids, 500 * ones, 3) == 0.5).all()  # 1,000 a second
+    assert Clock(spread=1.0).seconds(ids[:0], ones[:0], 3).shape == (0,)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({"speed": 0.0}, "loop.clock.speed: 0.0"),
+        ({"speed": float("inf")}, "loop.clock.speed: inf"),
         ({"spread": -1.0}, "loop.clock.spread: -1.0"),
+        ({"spread": float("inf")}, "loop.clock.spread: inf"),
+        ({"latency": -1.0}, "loop.clock.latency: -1.0"),
         ({"latency": float("inf")}, "loop.clock.latency: inf"),
         ({"clients": [[1.0, 0.0]]}, "loop.clock.clients: 1 pairs; the data have 2 clients"),
         ({"clients": [[1.0, 0.0], [0.0, 1.0]]}, "client 1 has [0.0, 1.0]; a speed must be above 0"),
+        ({"clients": [[1.0, 0.0], [1.0, -1.0]]}, "client 1 has [1.0, -1.0]; a speed must be"),
+        ({"clients": [[1.0, 0.0], [1.0, float("inf")]]}, "client 1 has [1.0, inf]; a speed must"),
         ({"clients": [[1.0, 0.0], [1.0]]}, "each client must have a pair [speed, latency]"),
         ({"clients": "nowhere.json"}, "loop.clock.clients: nowhere.json cannot be read as JSON"),
     ],

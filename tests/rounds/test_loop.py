@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import Ragged, SharedTest, TensorDataModule
+from datamodules import Ragged, SharedTest, SplitOwn, TensorDataModule
 from pfl import FederatedLoop
 from pfl.datamodules.rules.partitioner import Partitioner
 from pfl.datamodules.rules.sample_values import Natural
@@ -267,6 +267,8 @@ def test_a_missing_trace_file_is_refused(tmp_path):
         ({"sampling": "random"}, ["loop.sampling", "'random'", "uniform, bernoulli, weighted"]),
         ({"clients_at_once": 0}, ["loop.clients_at_once", "0", "at least 1"]),
         ({"evaluate": ["val", "train"]}, ["loop.evaluate", "train", "val, test"]),
+        ({"state_memory": -0.5}, ["loop.state_memory", "-0.5", "at least 0"]),
+        ({"state_dtype": "float64"}, ["loop.state_dtype", "'float64'", "float32 or float16"]),
     ],
     ids=str,
 )
@@ -276,6 +278,12 @@ def test_impossible_settings_are_refused(kwargs, parts):
 
 
 # ---- the loader ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, "float32", "float16", "bfloat16"])
+def test_the_dtype_of_states_is_read(given):
+    assert loop(state_dtype=given).state_dtype is getattr(torch, given or "", None)
+    assert loop(state_memory=0.0).state_memory == 0
 
 
 def attach(federation, round_index, world=(0, 1)):
@@ -325,6 +333,30 @@ def test_who_owns_state_trains_and_evaluates_it(stateful):
         dealt = [[2, 8, 6, 3, 1], [5, 9, 0, 4, 7]][rank]  # 9 5 3 2 1 and 7 6 4 2 1, 20 each
         assert sorted(test.ids.tolist()) == owned
         assert sorted(train.tolist()) == (owned if stateful else sorted(dealt))
+
+
+def test_clients_with_test_samples_of_their_own_are_tested_where_their_states_are():
+    """Sizes of two thirds of 4, 1, 9 and so on would be dealt out in another way."""
+    for rank in range(2):
+        federation = attach(loop(protocol=SplitOwn(test=0.6, validation=0)), 0, (rank, 2))
+        (test,) = federation.test_dataloader()
+        assert sorted(test.ids.tolist()) == list(range(rank, 10, 2))
+        sizes = federation.datamodule.partition.test.sizes
+        assert (np.diff(sizes[test.ids]) <= 0).all() and len(np.unique(sizes)) > 2
+
+
+def test_set_up_sets_up_the_data(monkeypatch):
+    data = datamodule()
+    stages = []
+    set_up = data.setup
+
+    def setup(stage=None):
+        stages.append(stage)
+        set_up(stage)
+
+    monkeypatch.setattr(data, "setup", setup)
+    FederatedLoop(data).setup("test")
+    assert "test" in stages
 
 
 def test_a_trace_without_clients_has_one_empty_chunk():

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from pfl import FederatedLoop
+from pfl.aggregation.attacks import Attackers, SignFlip
+from pfl.aggregation.privacy import Privacy
+from pfl.aggregation.robust import Median
 from pfl.clients import Clients, LocalSchedule
+from pfl.rounds.clock import Clock
 from tests.refusal import refused
 from tests.rounds.test_loop import SIZES, attach, datamodule, loop
 
@@ -300,7 +304,109 @@ def test_processes_share_clients_by_what_they_will_do(stragglers, expected):
     assert shares == expected
 
 
+# ---- privacy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"clients_per_round": 4}, ("uniform", 4, 10, 1)),
+        ({"clients_per_round": 4, "sampling": "bernoulli"}, ("bernoulli", 4, 10, 1)),
+        ({"clients_per_round": 4, "sampling": "bernoulli", "unseen": [3]}, ("bernoulli", 4, 9, 1)),
+        # Which clients these draw depends on their sizes, or on nothing: no amplification.
+        ({"clients_per_round": 4, "sampling": "weighted"}, ("all", 4, 10, 1)),
+        ({"clients_per_round": 3, "sampling": "cyclic"}, ("all", 3, 10, 4)),
+        ({"sampling": "bernoulli"}, ("all", 10, 10, 1)),
+        ({"trace": [[0, 1], [2]], "sampling": "bernoulli"}, ("all", 2, 10, 1)),
+        ({"trace": [[0, 1], [2]], "sampling": "cyclic"}, ("all", 2, 10, 1)),
+    ],
+    ids=str,
+)
+def test_epsilon_counts_how_cohorts_are_drawn(kwargs, expected):
+    privacy = Privacy(clip=1.0, noise_multiplier=1.5, delta=1e-4)
+    found = loop(privacy=privacy, **kwargs).participation.private_mean(None).accountant
+    assert (found.sampling, found.cohort, found.population, found.every) == expected
+    assert (found.noise_multiplier, found.delta) == (1.5, 1e-4)
+    assert (found.uses is None) == ("trace" not in kwargs)
+    if "trace" in kwargs:
+        assert found.uses.tolist() == [1, 1]
+
+
+def test_delta_follows_from_the_number_of_clients_that_train():
+    made = loop(4, privacy=Privacy(clip=1.0, noise_multiplier=1.0), unseen=[0, 1])
+    accountant = made.participation.private_mean(None).accountant
+    assert accountant.delta == pytest.approx(8**-1.1)
+    assert loop(4).participation.private_mean(None) is None
+
+
+# ---- messages as they come -----------------------------------------------------------------------
+
+
+def test_a_round_ends_with_its_buffer(tmp_path):
+    """Clients of 4, 2 and 1 samples take 2 gradients for each, at 2, 1 and 4 a second after 1, 0
+    and 0 seconds: 5, 4 and 0.5 seconds. All train at a time, and two messages end a round: client
+    2's at 0.5, which then waits for the move of the model, and client 1's at 4."""
+    clock = Clock(clients=[[2.0, 1.0], [1.0, 0.0], [4.0, 0.0]])
+    who = loop(sizes=[4, 2, 1], clock=clock).participation
+    who.pace(lambda sizes: 2 * sizes, buffer=2)
+    assert (who.cohort_size, who.at_once) == (2, 3)
+    first = who.arrivals(0)
+    assert sorted(first.ids.tolist()) == [1, 2]
+    assert (first.time, who.end(0)) == (4.0, 4.0)
+    assert who.cohort(0).tolist() == first.ids.tolist()
+    # At 4 clients 1 and 2 begin again; client 2 arrives at 4.5, and client 0 at 5.
+    second = who.arrivals(1)
+    assert second.ids.tolist() == [0, 2]
+    assert (second.versions.tolist(), second.time, who.end(1)) == ([0, 1], 5.0, 5.0)
+    who.pace(lambda sizes: 2 * sizes)
+    assert who.arrivals(0) is None
+    assert [who.end(index) for index in (1, 0)] == [10.0, 5.0]  # the slowest, again and again
+
+
+def test_a_buffer_needs_a_clock_and_no_trace():
+    for kwargs in ({}, {"clock": Clock(), "trace": [[0]]}):
+        who = loop(**kwargs).participation
+        who.pace(np.asarray, buffer=2)
+        assert who.timetable is None
+        who.check_buffer(99, "FedBuff")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "buffer", "parts"),
+    [
+        ({"unseen": [0]}, 10, ["model.buffer_size: 10", "at most 9"]),
+        ({"sampling": "bernoulli"}, 9, ["loop.sampling: bernoulli; FedBuff", "use uniform"]),
+        ({"stragglers": 0.5}, 9, ["loop.stragglers: clients of FedBuff are slow by loop.clock"]),
+    ],
+)
+def test_options_without_meaning_beside_a_buffer_are_refused(kwargs, buffer, parts):
+    loop(clock=Clock(), unseen=[0]).participation.check_buffer(9, "FedBuff")
+    with refused(*parts):
+        loop(clock=Clock(), **kwargs).participation.check_buffer(buffer, "FedBuff")
+
+
 # ---- words ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"dropout": 0.1}, "all clients; each client with probability 0.1 fails after its"),
+        ({"stragglers": 0.1}, "all clients; each client with probability 0.1 takes only 0.5 of"),
+        ({"trace": [[0], [1]]}, "a replayed trace of 2 rounds"),
+        ({"clients_per_round": 4, "sampling": "weighted"}, "4 clients a round, weighted sampling"),
+        ({"aggregation": Median()}, "all clients; Median in place of means"),
+        (
+            {"attackers": Attackers([3], SignFlip())},
+            "all clients; 1 clients attack (SignFlip), and are not scored",
+        ),
+    ],
+    ids=str,
+)
+def test_each_part_of_a_description(kwargs, words):
+    text = loop(**kwargs).participation.describe()
+    assert text.startswith(words)
+    assert ("fails" in text, "takes only" in text) == ("dropout" in kwargs, "stragglers" in kwargs)
 
 
 def test_describe_says_who_fails_who_is_slow_and_who_never_trains():

@@ -60,6 +60,7 @@ def test_gini_is_the_sum_over_all_pairs():
 
 def test_a_score_that_no_client_has_gives_no_numbers():
     assert distribution(np.full(3, NAN)) == {}
+    assert math.isnan(gini(np.empty(0))) and math.isnan(jain(np.empty(0)))
 
 
 def test_the_direction_of_a_score_is_that_of_its_number():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torchmetrics import Metric
 
 from datamodules import DigitsDataModule, MatchLabels, SharedTest, SplitOwn, TensorDataModule
 from models import MLP
@@ -16,9 +17,19 @@ from pfl.clients import Clients
 from pfl.datamodules.rules.partitioner import LogNormal
 from pfl.method.scoring import Evaluation, predictions
 from pfl.scores.distribution import worst_tenth
-from pfl.scores.evaluation import ClientScores, summarize
+from pfl.scores.evaluation import (
+    ClientScores,
+    Finetuning,
+    Scores,
+    client_mean,
+    scores_by_name,
+    summarize,
+)
+from pfl.scores.metrics import ClientMetrics
+from pfl.scores.names import ScoreName
 from tests.networks import put
 from tests.problems import run
+from tests.refusal import refused
 
 NAN = float("nan")
 
@@ -105,6 +116,119 @@ def test_scores_are_summed_by_client():
     np.testing.assert_allclose(result["loss"], [1, NAN, 6 / 4, 5])
     np.testing.assert_allclose(result["accuracy"], [1, NAN, 2 / 4, NAN])
     assert result["loss"].dtype == np.float64
+
+
+class Answer(Metric):
+    """A metric whose value is the mean target, or one that it is given."""
+
+    higher_is_better = True
+
+    def __init__(self, value=None):
+        super().__init__()
+        self.value = value
+        self.add_state("total", torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, predicted, targets):
+        self.total += torch.tensor([targets.double().sum(), len(targets)])
+
+    def compute(self):
+        if self.value is not None:
+            return self.value
+        return self.total[0] / self.total[1]
+
+
+def test_metrics_are_computed_once_all_samples_of_a_client_have_come():
+    """Client 2 has the targets 1, 0 and then 1, client 0 has 5; clients 1 and 3 get a copy of
+    client 2's scores, and client 4 has no samples."""
+    metric = ClientScores(5, ClientMetrics({"m": Answer()}))
+
+    def pair(*targets):
+        return torch.zeros(len(targets)), torch.tensor(targets)
+
+    ids = torch.tensor([0, 2])
+    metric.add(
+        Scores(ids, torch.ones(2), torch.ones(2), torch.tensor([1, 2]), [pair(5), pair(1, 0)])
+    )
+    metric.finish(but=2)
+    assert metric.compute()["m"][0] == 5
+    one = torch.ones(1)
+    metric.add(Scores(ids[1:], one, one, one, [pair(1)]))
+    metric.finish()
+    metric.copy(2, torch.tensor([1, 3]))
+    result = metric.compute()
+    np.testing.assert_allclose(result["m"], [5, 2 / 3, 2 / 3, 2 / 3, NAN])
+    np.testing.assert_array_equal(result["count"], [1, 3, 3, 3, 0])
+    np.testing.assert_allclose(result["loss"], [1, 2 / 3, 2 / 3, 2 / 3, NAN])
+
+
+def test_values_of_metrics_are_exact_beyond_float32():
+    metric = ClientScores(1, ClientMetrics({"m": Answer(2.0**24 + 1)}))
+    one = torch.ones(1)
+    metric.add(Scores(torch.tensor([0]), one, one, one, [(torch.zeros(1), torch.zeros(1))]))
+    metric.finish()
+    assert metric.compute()["m"].tolist() == [2**24 + 1]
+
+
+def test_metrics_are_summarized_over_the_clients_that_have_them():
+    """Of four clients two have the metric, and nobody has the other one."""
+    numbers = scores([0.5] * 4, [1.0] * 4, [1] * 4)
+    numbers |= {"error": np.array([0.25, NAN, 0.75, NAN]), "none": np.full(4, NAN)}
+    row = summarize(numbers, {"error": False, "none": True})
+    assert row["error"] == 0.5
+    assert row["error_std"] == 0.25
+    assert row["error_worst10"] == 0.75
+    assert row["error_clients"] == 2
+    assert {name for name in row if name.startswith("none")} == {"none_clients"}
+    assert row["none_clients"] == 0
+
+
+def test_a_metric_without_a_direction_has_no_worst_clients():
+    row = client_mean("test/global/other", np.array([1.0, 3.0]), {"other": None})
+    assert row == {"test/global/other": 2.0, "test/global/other_std": 1.0}
+
+
+def test_all_but_the_counts_are_recorded_for_each_client():
+    numbers = scores([0.5], [1.0], [3])
+    found = scores_by_name({("test", "global"): numbers, ("val", "finetuned/2"): numbers})
+    assert [*map(str, found)] == [
+        "test/global/accuracy",
+        "test/global/loss",
+        "val/finetuned/2/accuracy",
+        "val/finetuned/2/loss",
+    ]
+    assert found[ScoreName("val", "finetuned/2", "loss")].tolist() == [1.0]
+
+
+# ---- fine-tuning ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "unseen"),
+    [
+        (None, (), (0,)),
+        (0, (0,), (0,)),
+        (5, (5,), (0, 5)),
+        ([7, 0, 2], (0, 2, 7), (0, 2, 7)),
+        (2**63 - 1, (2**63 - 1,), (0, 2**63 - 1)),
+    ],
+)
+def test_numbers_of_steps_are_read(given, steps, unseen):
+    read = Finetuning.read(given, 0.5)
+    assert (read.steps, read.for_unseen, read.lr) == (steps, unseen, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "line"),
+    [
+        (-1, "loop.finetune: -1; it must be a number of local steps of at least 0"),
+        ([2, True], "loop.finetune: [2, True]; it must be a number of local steps"),
+        (2**63, "loop.finetune: 9223372036854775808; it must be a number of local steps"),
+        ([3, 3], "loop.finetune: [3, 3]; it must be a list of different numbers"),
+    ],
+)
+def test_impossible_fine_tuning_is_refused(steps, line):
+    with refused(line):
+        Finetuning.read(steps, None)
 
 
 def test_sums_are_exact_beyond_float32():

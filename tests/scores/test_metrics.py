@@ -7,14 +7,17 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from torch import nn
-from torchmetrics import MeanMetric, MeanSquaredError, R2Score
+from torchmetrics import MeanMetric, MeanSquaredError, Metric, R2Score
 from torchmetrics.classification import (
     BinaryAUROC,
+    BinaryAveragePrecision,
     BinaryF1Score,
     MulticlassAUROC,
+    MulticlassAveragePrecision,
     MulticlassCalibrationError,
     MulticlassConfusionMatrix,
     MulticlassF1Score,
+    MultilabelAUROC,
     MultilabelAveragePrecision,
     MultilabelF1Score,
 )
@@ -25,6 +28,7 @@ from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import LocalBaseline, RunRecorder
 from pfl.clients import Clients
 from pfl.datamodules.rules.partitioner import LogNormal
+from pfl.datamodules.samples.samples import IGNORED
 from pfl.method.scoring import predictions
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.metrics import ClientMetrics
@@ -262,6 +266,67 @@ def test_a_mean_of_areas_over_classes_needs_all_classes():
     p, y = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]], [0, 1]
     assert math.isnan(values(MulticlassAUROC(3), p, y))
     assert values(MulticlassAUROC(3, average="weighted"), p, y) == 1
+
+
+def test_a_mean_of_precisions_counts_no_class_that_is_absent():
+    """Class 0 comes first and third, class 1 second and third: precisions (1 + 2/3) / 2 and 1 for
+    class 1 alone; torchmetrics leaves out class 2, which has no samples."""
+    p = [[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.2, 0.5, 0.3]]
+    ordered = values(MulticlassAveragePrecision(3), p, [0, 1, 0])
+    # By class 0: 0.8 (right), 0.3 (wrong), 0.2 (right); by class 1: 0.6 (right), 0.5, 0.1.
+    assert ordered == pytest.approx(((1 + 2 / 3) / 2 + 1) / 2)
+
+
+@pytest.mark.parametrize(("classes", "expected"), [([1, 1], 1.0), ([0, 0], math.nan)])
+def test_a_precision_needs_no_negative_sample(classes, expected):
+    value = values(BinaryAveragePrecision(), [[0.2, 0.8], [0.7, 0.3]], classes)
+    assert value == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("average", "expected"),
+    [
+        ("macro", math.nan),  # of the second label there are no positive samples
+        ("weighted", 1.0),  # of the first label alone
+        ("micro", 2 / 3),
+    ],
+)
+def test_areas_of_labels(average, expected):
+    """The first label has 0.9 where it is 1 and 0.1 where it is 0; the second, 0 of both samples,
+    has 0.95 and 0.2. All four together: 0.9 is above 0.1 and 0.2, and below 0.95."""
+    p, y = [[0.9, 0.95], [0.1, 0.2]], [[1, 0], [0, 0]]
+    assert values(MultilabelAUROC(2, average=average), p, y) == pytest.approx(expected, nan_ok=True)
+
+
+def test_classes_of_sequences_count_one_by_one_without_the_padding():
+    """Predicted 0, 1, 1 and 1 where the classes are 0, 1, 0 and padding: two of three are right."""
+    ones = torch.tensor([[0, 1], [1, 1]])  # [n, T]
+    predicted = torch.stack([1.0 - ones, ones], 1)  # [n, K, T]
+    targets = torch.tensor([[0, 1], [0, IGNORED]])
+    metrics = ClientMetrics.read([MulticlassF1Score(2, average="micro")])
+    assert metrics.values(predicted, targets).item() == pytest.approx(2 / 3)
+
+
+class Several(Metric):
+    """Returns whatever it is given."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+        self.add_state("seen", torch.zeros(1))
+
+    def update(self, predicted, targets):
+        self.seen += 1
+
+    def compute(self):
+        return self.value
+
+
+def test_a_metric_may_return_a_plain_number():
+    assert values(Several(0.25), [0.0], [0.0]) == 0.25
+    assert values(Several(torch.tensor([0.5])), [0.0], [0.0]) == 0.5
+    with refused("loop.metrics: Several.compute returned {'a': 1}; it must return one number"):
+        values(Several({"a": 1}), [0.0], [0.0])
 
 
 def test_the_metrics_of_two_clients_do_not_mix():

@@ -104,6 +104,32 @@ def test_a_pair_of_large_scores_does_not_share_the_rank_of_a_pair_of_small_ones(
     assert result.p != stats.wilcoxon(differences).pvalue
 
 
+def test_the_rounding_of_a_pair_is_a_tie_up_to_its_very_end():
+    """The larger score of both pairs is 1, whose rounding is 2^-22: sizes of 0.25 and 0.25 + 2^-22
+    are one, and one bit more are two."""
+    rest = np.array([0.3, 0.4, -0.5, 0.6, 0.7])
+    ranks = np.concatenate([[0.25, -0.25], rest])
+    for more, tied in ((0.0, True), (2.0**-50, False)):
+        method = np.concatenate([[1.0, 0.75 - 2.0**-22 - more], 1 + rest])
+        baseline = np.concatenate([[0.75, 1.0], np.ones(5)])
+        result = compare_pairs(method, baseline)
+        assert bool(result.p == stats.wilcoxon(ranks).pvalue) is tied
+
+
+def test_differences_below_the_rounding_are_ties_and_count_in_the_mean():
+    """1e-9 is less than 2^-22 of 1; mean and interval are those of the differences as they are."""
+    result = compare_pairs(1 + np.array([1e-9, 3e-9]), np.ones(2))
+    assert result.ties == result.pairs == 2
+    assert result.difference == pytest.approx(2e-9)
+    assert (result.low, result.high) == pytest.approx((1e-9, 3e-9))
+
+
+def test_no_pairs_have_no_numbers():
+    result = compare_pairs(np.array([1.0, np.nan]), np.array([np.nan, 1.0]))
+    assert (result.pairs, result.wins, result.ties, result.losses) == (0, 0, 0, 0)
+    assert all(map(math.isnan, (result.difference, result.low, result.high, result.p)))
+
+
 def test_the_interval_of_two_pairs_is_between_both():
     """A resample of 0 and 1 is twice the same with a chance of 1/4 each: more than 2.5%."""
     assert mean_interval(np.array([0.0, 1.0])) == (0.0, 1.0)

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pandas
+import pytest
 
 from pfl import files
 from pfl.scores import table
@@ -82,6 +83,34 @@ def test_of_many_clients_percentiles_are_kept(tmp_path, monkeypatch):
     assert scores.over_rounds("test/global/loss")["q25"] == [500]
     assert scores.over_rounds("test/global/accuracy") == {}
     assert scores.of(1, "test/global/loss") is None  # nobody's own score is known
+
+
+@pytest.mark.parametrize(("clients", "rows"), [(10_000, 10_000), (10_001, 101)])
+def test_many_clients_are_more_than_ten_thousand(tmp_path, clients, rows):
+    append_scores(tmp_path / CLIENTS, 1, {"test/global/loss": np.zeros(clients)})
+    scores = ScoreTable.read(tmp_path)
+    assert len(scores.rows) == rows
+    assert scores.percentiles is (clients > 10_000)
+
+
+def test_an_evaluation_without_scores_leaves_no_file(tmp_path):
+    append_scores(tmp_path / CLIENTS, 1, {})
+    assert ScoreTable.read(tmp_path) is None
+
+
+def test_a_table_without_rows_has_no_rounds(tmp_path):
+    """As of a process that was killed before it counted its first rows."""
+    written(tmp_path, rounds=(2,))
+    table.write_scores(tmp_path / CLIENTS, ScoreTable.read(tmp_path).rows[:0])
+    scores = ScoreTable.read(tmp_path)
+    assert scores.rounds.tolist() == []
+    assert scores.of(2, "test/global/loss") is None
+
+
+def test_a_file_of_another_program_is_refused(tmp_path):
+    np.save(tmp_path / CLIENTS, np.zeros(3))
+    with refused(CLIENTS, "not written by this program"):
+        ScoreTable.read(tmp_path)
 
 
 def test_a_data_frame_and_numpy_read_the_file(tmp_path):

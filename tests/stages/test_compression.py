@@ -13,6 +13,7 @@ from torch import nn
 from pfl.communication import Message
 from pfl.context import RunContext
 from pfl.parameters import ParameterSpace
+from pfl.randomness import generator
 from pfl.stages.compression import QSGD, PowerSGD, RandomK, SignEF, TopK
 from pfl.stages.compressor import Known, pack, unpack
 from pfl.stages.stage import Served
@@ -175,6 +176,46 @@ def test_power_sgd_sends_layers_whose_factors_are_not_smaller():
     assert decoded(stage, x[mask], Known(5, mask=mask)).equal(x[mask])
 
 
+def test_power_sgd_has_factors_of_each_matrix():
+    """Updates of rank 2 of two layers, 5 x 9 and 7 x 6, between their biases, are exact."""
+    network = nn.Sequential(nn.Linear(9, 5), nn.Linear(6, 7)).double()
+    stage, space = power_sgd(2, network)
+    rng = np.random.default_rng(8)
+    pieces = []
+    for rows, columns in ((5, 9), (7, 6)):
+        pieces.append((rng.normal(size=(rows, 2)) @ rng.normal(size=(2, columns))).ravel())
+        pieces.append(rng.normal(size=rows))
+    x = torch.from_numpy(np.concatenate(pieces))
+    parts = stage.encode(x, Known(space.size))
+    assert {name: len(part) for name, part in parts.items()} == {
+        "left": 2 * (5 + 7),
+        "right": 2 * (9 + 6),
+        "rest": 5 + 7,
+    }
+    torch.testing.assert_close(stage.decode(parts, Known(space.size)), x)
+
+
+def test_power_sgd_begins_where_the_client_ended():
+    """The second payload of an equal update comes from the first one's R, and the server reads it
+    from the payload alone; the rest of the state, as long as a model, stays zero."""
+    stage, _ = power_sgd(1, nn.Linear(9, 7).double())
+    clients = Group(stage, torch.zeros(70).double())
+    update = torch.from_numpy(np.random.default_rng(2).normal(size=(2, 70)))
+    m = update[:, :63].view(2, 7, 9)
+    right = None
+    for index in range(3):
+        clients.round = index
+        clients.state["PowerSGD memory of w"].zero_()
+        payload = stage.sent(clients, {"w": Message(update.clone(), 560)})["w"].payload
+        if right is not None:
+            basis = torch.nn.functional.normalize(m @ right[:, :, None], dim=1)
+            torch.testing.assert_close(payload["left"].abs(), basis[:, :, 0].abs())
+        right = payload["right"]
+        state = clients.state[stage.start("w")]
+        assert state[:, :9].equal(right)
+        assert not state[:, 9:].any()
+
+
 # ---- bits ---------------------------------------------------------------------------------------
 
 
@@ -293,6 +334,45 @@ def test_a_payload_of_no_client_has_its_parts_and_lengths():
             assert empty.payload[part].shape == (0, *values.shape[1:]), name
 
 
+def test_client_and_server_draw_the_same():
+    given = Known(4, seed=3, purpose="RandomK of w", round=2, client=7)
+    assert given.draws().random() == generator(3, "RandomK of w", 2, 7).random()
+    assert Known(4).draws().random() == generator(0, "compression", 0, 0).random()
+
+
+def test_messages_without_bytes_stay_as_they_are():
+    """Both in a round in which nothing travels, and zeros beside a message that does."""
+    stage = TopK(0.1)
+    stage.set_up(served(64))
+    clients = Group(stage, torch.zeros(64).double())
+    x = X.expand(2, -1)
+    free = {"w": Message(x, 0), "c": Message(0 * x, 0)}
+    sent = stage.sent(clients, free)
+    assert sent["w"] is free["w"] and sent["c"] is free["c"]
+    zeros = {"w": Message(x, 512), "c": Message(0 * x, 0)}
+    sent = stage.sent(clients, zeros)
+    assert sent["w"].nbytes < 512 and sent["c"] is zeros["c"]
+    with refused("loop.stages: TopK: the message 'c' of Method has no bytes"):
+        stage.sent(clients, {"w": Message(x, 512), "c": Message(x, 0)})
+
+
+def test_messages_that_cannot_be_compressed_are_refused():
+    stage = TopK(0.1, ["w"])
+    stage.set_up(served(63))
+    clients = Group(stage, torch.zeros(64).double())
+    x = X.expand(2, -1)
+    assert stage.sent(clients, {}) == {}
+    with refused("TopK.messages: w; the clients of Method send a, b; give some of these"):
+        stage.sent(clients, {"a": Message(x, 512), "b": Message(x, 512)})
+    with refused("the server of Method reads the message 'w' of every client by itself"):
+        stage.sent(clients, {"w": Message(x, 512, reduce="rows")})
+    with refused("TopK.messages: w of Method has 64 values, and the memory", "the model, 63"):
+        stage.sent(clients, {"w": Message(x, 512)})
+    free = RandomK(0.1)  # it has no memory
+    free.set_up(served(63))
+    assert free.sent(clients, {"w": Message(x, 512)})["w"].nbytes == 6 * 8
+
+
 # ---- refusals -----------------------------------------------------------------------------------
 
 
@@ -302,13 +382,49 @@ def test_a_payload_of_no_client_has_its_parts_and_lengths():
         (lambda: TopK(0.0), "loop.stages: TopK.share: 0.0; it must be positive and at most 1"),
         (lambda: RandomK(1.5), "loop.stages: RandomK.share: 1.5"),
         (lambda: QSGD(0), "loop.stages: QSGD.levels: 0; it must be a whole number from 1 to 32767"),
-        (
-            lambda: PowerSGD(0),
-            "loop.stages: PowerSGD.rank: 0; it must be a whole number of at least 1",
-        ),
+        (lambda: QSGD(2**15), "loop.stages: QSGD.levels: 32768; it must be a whole number from 1"),
+        (lambda: TopK(1.5), "loop.stages: TopK.share: 1.5; it must be positive and at most 1"),
+        (lambda: RandomK(0.0), "loop.stages: RandomK.share: 0.0; it must be positive"),
+        (lambda: TopK(0.1, []), "loop.stages: TopK.messages: []; it must be a list of names"),
+        (lambda: PowerSGD(0), "loop.stages: PowerSGD.rank: 0; it must be a whole number of at"),
         (lambda: SignEF("w"), "loop.stages: SignEF.messages: 'w'; it must be a list of names"),
     ],
 )
 def test_an_impossible_argument_is_refused(make, words):
     with refused(words):
         make()
+
+
+def test_arguments_at_their_limits_are_taken():
+    assert QSGD(2**15 - 1).levels == 32767 and QSGD(1).levels == 1
+    assert TopK(1.0).share == RandomK(1.0).share == 1.0
+    assert PowerSGD(1).rank == 1
+    assert TopK(0.5, ("a", "b")).messages == ["a", "b"]
+
+
+@pytest.mark.parametrize("levels", [1, 3, 4, 1000])
+def test_more_than_the_highest_level_is_refused(levels):
+    """s levels are numbers of ceil(log2(s + 1)) bits, which can say more than s."""
+    stage = QSGD(levels)
+    bits = math.ceil(math.log2(levels + 1)) + 1
+    known = Known(2)
+    norm = torch.ones(1)
+    exact = stage.decode({"norm": norm, "codes": pack(torch.tensor([2 * levels, 1]), bits)}, known)
+    assert exact.tolist() == [1, 0]
+    if levels + 1 < 2 ** (bits - 1):
+        codes = pack(torch.tensor([2 * (levels + 1), 0]), bits)
+        with pytest.raises(ValueError, match=f"level {levels + 1} of {levels}"):
+            stage.decode({"norm": norm, "codes": codes}, known)
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (TopK(0.5), "TopK(share=0.5)"),
+        (QSGD(4, ["w", "c"]), "QSGD(messages=['w', 'c'], levels=4)"),
+        (SignEF(), "SignEF()"),
+    ],
+)
+def test_a_compressor_is_described_by_its_arguments(stage, words):
+    stage.set_up(served(8))
+    assert stage.describe() == words

@@ -61,7 +61,7 @@ class FedNova(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
         v = self.local_sgd(clients, w, prox_weight=self.proximal_weight, prox_center=w)
-        norm = self.coefficients(steps, self.learning_rate(clients.round))
+        norm = self.coefficients(steps, self.rate_of(clients))
         return {"d": (v - w) / norm.clamp_min(1.0), "norm": norm}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:

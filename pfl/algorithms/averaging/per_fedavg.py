@@ -78,7 +78,7 @@ class PerFedAvg(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         v = w.repeat(len(clients), 1)
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         purposes = ("inner", "outer") if self.variant == "FO" else ("inner", "outer", "hessian")
         schedules = [replace(self.local_schedule, purpose=purpose) for purpose in purposes]
         for d1, d2, *d3 in zip(*map(clients.batches, schedules), strict=True):

@@ -72,7 +72,7 @@ class SCAFFOLD(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         c_i = clients.state["c_i"]
         c = clients.received["c"]
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]  # K
         received = None if clients.buffers is None else clients.buffers.clone()
         y = self.local_sgd(clients, w, linear=c - c_i)

@@ -79,10 +79,11 @@ class FedDBE(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
+        self.require_no_aids()
         self.penalty = penalty
         self.momentum = momentum
         self.width = linear_head(self).in_features
-        head = head_name(network)
+        head = head_name(self.network)
         names = [f"{head}.{name}".lstrip(".") for name in ("weight", "bias")]
         spans = {layer.name: layer.span for layer in self.space.layers}
         if not spans.keys() >= set(names):
@@ -105,7 +106,7 @@ class FedDBE(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         known = clients.received["mean"][0]
         common = clients.received["mean"][1:]
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         strength = known * self.penalty / self.width
         v = w.repeat(len(clients), 1)
         m = clients.state["memory"].clone()

@@ -90,7 +90,7 @@ class FedGH(FederatedAlgorithm):
         self.server_epochs = server_epochs
         self.server_batch_size = server_batch_size
         linear_head(self)  # refuses any other layer
-        part = select_part(network, self.space, "head", "model.network")
+        part = select_part(self.network, self.space, "head", "model.network")
         if not part.any():
             raise ConfigError("model.network: the head is frozen; FedGH trains it")
         self.add_constant("personal_part", ~part)

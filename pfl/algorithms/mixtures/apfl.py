@@ -72,7 +72,7 @@ class APFL(FederatedAlgorithm):
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         decay = self.weight_decay
         shared = w.repeat(len(clients), 1)
         own = clients.state["v"].clone()

@@ -85,7 +85,7 @@ class FedALA(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, **kwargs)
-        part = select_part(network, self.space, adaptive, "model.adaptive")
+        part = select_part(self.network, self.space, adaptive, "model.adaptive")
         self.share = share
         self.weight_lr = weight_lr
         self.threshold = threshold

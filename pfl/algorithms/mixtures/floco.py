@@ -91,10 +91,11 @@ class Floco(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
+        self.require_no_aids()
         self.count = endpoints
         self.projection_round = projection_round
         self.radius = radius
-        part = select_part(network, self.space, simplex, "model.simplex")
+        part = select_part(self.network, self.space, simplex, "model.simplex")
         self.add_constant("personal_part", part)
         self.add_server_state("endpoints", self.global_model[part].repeat(endpoints, 1))
         self.add_server_state("centres", self._no_centres)
@@ -139,7 +140,7 @@ class Floco(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains u_i and θ_i,k at random points of the client's region."""
         part = self.personal_part.nonzero()[:, 0]
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         received = clients.received["endpoints"]
         v = w.repeat(len(clients), 1)
         heads = received.repeat(len(clients), 1)

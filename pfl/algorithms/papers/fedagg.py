@@ -80,6 +80,7 @@ class FedAgg(FederatedAlgorithm):
     """
 
     tables = ("rates",)
+    takes_client_rates = False
     gradients: Tensor
     path: Tensor
     measured: Tensor
@@ -99,6 +100,7 @@ class FedAgg(FederatedAlgorithm):
     ) -> None:
         super().__init__(network, local_epochs=local_epochs, server_optimizer=None, **kwargs)
         require("max_rate", max_rate, max_rate >= self.lr, f"at least lr, {self.lr}")
+        self.require_no_aids()
         for key in ("local_steps", "optimizer"):
             if kwargs.get(key) is not None:
                 raise ConfigError(

@@ -101,6 +101,11 @@ class FedCLUP(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting=weighting, server_optimizer=None, **kwargs)
+        if local_step == "corollary2" and self.schedules:
+            raise ConfigError(
+                "model.schedule: local_step: corollary2 gives the rate of every round; leave one "
+                "of them out"
+            )
         growing = penalty != 0 or penalty_schedule != "plateau"
         require("penalty", penalty, growing, "positive, so that the plateau rule can raise it")
         self.penalty = penalty

@@ -179,7 +179,7 @@ class FedPD(FederatedAlgorithm):
         pull = 1 / self.proximal_step
         if tolerance is None:
             return self.local_sgd(clients, x, linear=lam, prox_weight=pull, prox_center=x0)
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         moving = np.ones(len(clients), bool)
         for batch in clients.batches(self.local_schedule):
             # A client that has stopped would not evaluate this gradient, so it is not counted.

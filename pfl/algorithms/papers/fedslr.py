@@ -94,7 +94,7 @@ class FedSLR(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        refuse_factors(network, "FedSLR")
+        refuse_factors(self.network, "FedSLR")
         self.proximal_step = proximal_step
         self.personal_epochs = personal_epochs
         self.low_rank_penalty = low_rank_penalty

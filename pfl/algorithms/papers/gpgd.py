@@ -40,7 +40,7 @@ class GPGD(FederatedAlgorithm):
         self, network: Network, *, low_rank_penalty: NonNegative = 1e-4, **kwargs: Any
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        refuse_factors(network, "GPGD")
+        refuse_factors(self.network, "GPGD")
         self.low_rank_penalty = low_rank_penalty
         self.add_server_state("ranks", self.space.full_ranks)
 

@@ -38,7 +38,7 @@ class LPGD(FederatedAlgorithm):
         self, network: Network, *, low_rank_penalty: NonNegative = 1e-4, **kwargs: Any
     ) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
-        refuse_factors(network, "LPGD")
+        refuse_factors(self.network, "LPGD")
         self.low_rank_penalty = low_rank_penalty
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:

@@ -67,7 +67,7 @@ class FedBABU(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        part = select_part(network, self.space, head, "model.head")
+        part = select_part(self.network, self.space, head, "model.head")
         require_part("head", head, part)
         self.finetune_epochs = finetune_epochs
         self.finetune_part = finetune_part

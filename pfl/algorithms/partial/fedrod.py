@@ -69,8 +69,9 @@ class FedRoD(FederatedAlgorithm):
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
+        self.require_no_aids()
         self.classes = linear_head(self).out_features
-        part = select_part(network, self.space, "head", "model.network")
+        part = select_part(self.network, self.space, "head", "model.network")
         if not part.any():
             raise ConfigError("model.network: the head is frozen; FedRoD trains it")
         self.add_constant("personal_part", part)
@@ -88,7 +89,7 @@ class FedRoD(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         head = self.personal_part.nonzero()[:, 0]
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         v = w.repeat(len(clients), 1)
         p = clients.state["head"].clone()
         train, train_personal = (self.local_optimizer(x, lr) for x in (v, p))

@@ -70,6 +70,7 @@ class L2GD(FederatedAlgorithm):
     needs_all_clients = True  # a coin decides for all clients
     has_personalized = True
     keeps_model = True
+    takes_client_rates = False  # the rate of the averaging steps is that of all clients
     pull: Tensor
 
     def __init__(

@@ -81,7 +81,7 @@ class pFedMe(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         v = w.repeat(len(clients), 1)
         theta = clients.state["theta"].clone()
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         pull = self.personal_lr * self.penalty
         shrink = 1 - pull - self.personal_lr * self.weight_decay
         personal = clients.personal.buffers

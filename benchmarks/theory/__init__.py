@@ -1,0 +1,1 @@
+"""The papers' numbered statements as bounds: functions of the constants that a paper names."""

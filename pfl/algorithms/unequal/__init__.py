@@ -1,0 +1,1 @@
+"""Methods for clients with networks of their own (`pfl.models.Family`)."""

@@ -1,0 +1,162 @@
+"""`pfl predict RUN --rows FILE`: what a run's models predict for the rows of a new table."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl import files
+from pfl.datamodules import TableDataModule
+from pfl.datamodules.sources.table import Table
+from pfl.errors import ConfigError
+from pfl.export.run import RestoredRun
+from pfl.method.exported import client_network, global_network, has_own_models
+
+POOL = 4096  # rows in one forward pass
+SHOWN = 10  # names of clients in a message
+
+
+def predict(
+    checkpoint: Path,
+    rows: Path,
+    out: Path = Path("predictions.csv"),
+    id_column: str | None = None,
+    *,
+    client: str | None = None,
+    with_global: bool = False,
+) -> Path:
+    """Writes a row for each row of a table: its id, the model, the prediction, probabilities.
+
+    The run's data must be a `TableDataModule`. The table has its columns, with or without the
+    target.
+
+    Args:
+        checkpoint: A checkpoint in the folder of its run.
+        rows: A `.csv` or `.parquet` file.
+        out: The file that is written.
+        id_column: The column that is copied as the id; None: the number of the row, from 1.
+        client: The client whose model predicts; None: for each row the client in the run's
+            `client_column`, where clients have models of their own, and else the global model.
+        with_global: Whether the global model predicts.
+
+    Raises:
+        ConfigError: There is no such run, client or column, or a row lacks a value.
+    """
+    if client is not None and with_global:
+        raise ConfigError("predict: --client and --global: give one of them")
+    if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
+        raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
+    run = RestoredRun(checkpoint, "predict")
+    with ExitStack() as stack:
+        stack.callback(run.model.teardown, "predict")  # the process has its threads again
+        stack.enter_context(run.model.in_full_precision())
+        module = run.datamodule.datamodule
+        if not isinstance(module, TableDataModule):
+            kind = type(module).__name__
+            raise ConfigError(f"predict: --rows: the run's data are {kind}; rows need a table's")
+        values, table = module.rows(rows)
+        if id_column is not None and id_column not in table:
+            raise ConfigError(
+                f"predict: --id: {id_column}; it must be a column of {rows}, which are "
+                f"{', '.join(table)}"
+            )
+        owners = _owners(run, table, len(values), client, with_global)
+        columns: dict[str, Any] = {"row": np.arange(1, len(values) + 1)}
+        if id_column is not None:
+            column = table[id_column]
+            columns = {id_column: np.array(column.cells or column.values, object)}
+        names = module.client_names or [str(number) for number in range(module.num_clients)]
+        columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
+        columns |= _predictions(run, module, torch.from_numpy(values), owners)
+    files.make_folder(out.parent, "predict: --out")
+    files.write_csv(out, [columns])
+    return out
+
+
+def _owners(
+    run: RestoredRun, table: Table, count: int, client: str | None, with_global: bool
+) -> np.ndarray:
+    """Returns the client whose model predicts each row, int64 [n]; -1 for the global model."""
+    method = run.model
+    module = run.datamodule.datamodule
+    assert isinstance(module, TableDataModule)
+    if client is not None:
+        return np.full(count, run.number(client, "predict: --client", ""))
+    if with_global or not has_own_models(method):
+        return np.full(count, -1)
+    if module.client_column is None or module.client_column not in table:
+        raise ConfigError(
+            f"predict: {type(method).__name__} has a model for each client; give --client, "
+            f"--global, or rows with the column {module.client_column or 'of the clients'!r}"
+        )
+    column = table[module.client_column]
+    cells = [str(cell) for cell in (column.cells or column.values)]
+    names = module.client_names or [str(number) for number in range(module.num_clients)]
+    known = {name: number for number, name in enumerate(names)}
+    for row, cell in enumerate(cells, 1):
+        if cell not in known:
+            raise ConfigError(
+                f"predict: --rows: the client {cell!r} of row {row} was not in the run; give "
+                f"--global, or --client with one of {', '.join(names[:SHOWN])}"
+            )
+    return np.array([known[cell] for cell in cells])
+
+
+def _predictions(
+    run: RestoredRun, module: TableDataModule, values: Tensor, owners: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns the columns of the predictions of rows [n, F]."""
+    if module.transforms.per_client and (owners < 0).any():
+        changes = ", ".join(map(repr, module.transforms.transforms))
+        raise ConfigError(f"predict: --global: {changes} needs a client; give --client")
+    result: dict[str, np.ndarray] = {}
+    for owner in np.unique(owners).tolist():
+        network = _network_of(run, owner)
+        places = np.flatnonzero(owners == owner)
+        for part in np.array_split(places, -(-len(places) // POOL)):
+            index = torch.from_numpy(part)
+            whose = torch.full((len(part),), max(owner, 0))
+            inputs = module.transforms(values[index], whose, index).to(run.model.global_model.dtype)
+            for name, column in _columns(run, module, network, inputs).items():
+                if name not in result:
+                    result[name] = np.empty(len(owners), column.dtype)
+                result[name][part] = column
+    return result
+
+
+def _network_of(run: RestoredRun, owner: int) -> nn.Module:
+    if owner < 0:
+        return global_network(run.model)
+    if not has_own_models(run.model):
+        name = type(run.model).__name__
+        raise ConfigError(f"predict: --client: {name} has one model for all clients; leave it out")
+    return client_network(run.model, owner)
+
+
+def _columns(
+    run: RestoredRun, module: TableDataModule, network: nn.Module, inputs: Tensor
+) -> dict[str, np.ndarray]:
+    """Returns predictions and probabilities of inputs [n, F], by the names of their columns."""
+    runner = run.model.oracle.runner
+    outputs = network(inputs)
+    like = module.samples.gather(torch.zeros(1, dtype=torch.int64))[1]
+    if like.is_floating_point():
+        like = like.to(outputs)
+    targets = runner.as_compared(outputs, like.expand(len(inputs), *like.shape[1:]))
+    decided = runner.decisions(outputs, targets)
+    chances = runner.predicted(outputs, targets)[0]
+    if targets.is_floating_point():
+        columns = {"prediction": decided.reshape(len(inputs), -1)[:, 0].numpy()}
+        if runner.label_threshold is not None:
+            columns["probability"] = chances.reshape(len(inputs), -1)[:, 0].numpy()
+        return columns
+    names = module.class_names or [str(number) for number in range(outputs.shape[1])]
+    columns = {"prediction": np.array([names[k] for k in decided.tolist()], object)}
+    for number, name in enumerate(names):
+        columns[f"probability of {name}"] = chances[:, number].numpy()
+    return columns

@@ -1,0 +1,238 @@
+"""`pfl evaluate` and `pfl predict RUN --rows`: every number beside plain PyTorch on raw files."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+
+from pfl.cli.main import main
+from tests.cli.configurations import SMALL, changed, write
+from tests.commands import call, table
+
+pytestmark = pytest.mark.cli
+
+BLOOD = ["0", "A", "B"]
+OUTCOMES = ["dead", "ill", "well"]
+PARTS = ["weight", "bias"]
+HOSPITALS = ["north", "south", "west"]
+
+
+def patients(path, hospitals, outcomes, blood, seed):
+    """Writes rows of patients, 12 for each hospital; the features in another order of columns."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for hospital in hospitals:
+        for _ in range(12):
+            row = {"patient": f"{len(rows):03d}", "outcome": rng.choice(outcomes)}
+            row |= {"blood": rng.choice(blood), "age": round(rng.normal(60, 10), 1)}
+            rows.append({**row, "dose": round(rng.uniform(0, 3), 2), "hospital": hospital})
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def features(rows):
+    """Age, dose, and a column of 0 and 1 for each blood group of the run, [n, 5]."""
+    values = [[float(r["age"]), float(r["dose"]), *(r["blood"] == b for b in BLOOD)] for r in rows]
+    return np.array(values, np.float64)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of Ditto on three hospitals; new rows; a function of raw rows to scores
+    of a model, which needs nothing of the run but the exported weights."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    train = patients(folder / "train.csv", HOSPITALS, OUTCOMES, BLOOD, 0)
+    # The new file lacks an outcome and a blood group, and has another hospital.
+    new = patients(folder / "new.csv", ["west", "east"], OUTCOMES[1:], BLOOD[:2], 1)
+    config = {
+        "trainer": {"name": "run", "max_epochs": 3, "default_root_dir": str(folder)},
+        "model": {
+            "class_path": "Ditto",
+            "init_args": {
+                "network": {
+                    "class_path": "MLP",
+                    "init_args": {"in_features": 5, "hidden": [4], "num_classes": 3},
+                },
+                "lr": 0.2,
+            },
+        },
+        "data": {
+            "class_path": "TableDataModule",
+            "init_args": {
+                "file": str(train),
+                "target_column": "outcome",
+                "client_column": "hospital",
+                "feature_columns": ["age", "dose", "blood"],
+                "categories": "one-hot",
+                "num_clients": None,
+                "partition": "Natural",
+                "transforms": ["Normalize"],
+            },
+        },
+    }
+    config["trainer"]["enable_progress_bar"] = False
+    assert main(["fit", "--config", str(write(folder / "run.yaml", config))]) == 0
+    checkpoint = str(folder / "run" / "checkpoints" / "last.ckpt")
+    words = ["--client", "all", "--global", "--out", str(folder / "models")]
+    assert main(["export", "--ckpt_path", checkpoint, *words]) == 0
+    known = features(table(train))
+    mean = known.mean(0)
+    std = known.std(0)
+
+    def outputs(model, rows):
+        weights = load_file(folder / "models" / model / "model.safetensors")
+        network = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+        names = {"0": "body.linear1", "2": "head"}
+        own = {f"{k}.{part}": weights[f"{names[k]}.{part}"] for k in names for part in PARTS}
+        network.load_state_dict(own)
+        x = torch.tensor((features(rows) - mean) / std).float()
+        return network(x).detach()
+
+    return folder, new, outputs
+
+
+def other_data(folder, new):
+    data = {"file": str(new), "target_column": "outcome", "client_column": "hospital"}
+    data |= {"num_clients": None, "partition": "Natural"}
+    content = {"data": {"class_path": "TableDataModule", "init_args": data}}
+    return write(folder / "other.yaml", content)
+
+
+def test_models_on_another_file_score_as_in_plain_pytorch(trained):
+    folder, new, outputs = trained
+    out = folder / "scores"
+    status, printed, _ = call(
+        "evaluate", folder / "run", "--data", other_data(folder, new), "--out", out
+    )
+    assert status == 0
+    names = {"": "global"} | {name: f"client{number}" for number, name in enumerate(HOSPITALS)}
+    seen = set()
+    for row in table(out / "scores.csv"):
+        rows = [one for one in table(new) if one["hospital"] == row["site"]]
+        targets = torch.tensor([OUTCOMES.index(one["outcome"]) for one in rows])
+        scores = outputs(names[row["client"]], rows)
+        assert row["model"] == ("personalized" if row["client"] else "global")
+        assert int(row["samples"]) == 12
+        assert float(row["accuracy"]) == pytest.approx(
+            (scores.argmax(1) == targets).double().mean().item()
+        )
+        loss = nn.functional.cross_entropy(scores, targets).item()
+        assert float(row["loss"]) == pytest.approx(loss, abs=1e-5)
+        seen.add((row["client"], row["site"]))
+    assert seen == {(client, site) for client in names for site in ("west", "east")}
+    matrix = table(out / "matrix.csv")
+    assert [row["client"] for row in matrix] == ["", *HOSPITALS]
+    scored = {(r["client"], r["site"]): r["accuracy"] for r in table(out / "scores.csv")}
+    for row in matrix:
+        for site in ("west", "east"):
+            assert row[f"site {site}"] == scored[row["client"], site]
+    assert (out / "matrix.png").read_bytes().startswith(b"\x89PNG")
+    assert "own client" in printed
+
+
+def test_rows_are_predicted_as_in_plain_pytorch(trained):
+    folder, new, outputs = trained
+    rows = [row for row in table(new) if row["hospital"] == "west"]
+    file = folder / "rows.csv"
+    with file.open("w", newline="") as stream:  # without the target, in another order
+        writer = csv.DictWriter(stream, ["hospital", "dose", "age", "blood", "patient"])
+        writer.writeheader()
+        writer.writerows({name: row[name] for name in writer.fieldnames} for row in rows)
+    out = folder / "predictions.csv"
+    for words, model in (
+        ([], "client2"),
+        (["--client", "north"], "client0"),
+        (["--global"], "global"),
+    ):
+        status, _, err = call(
+            "predict", folder / "run", "--rows", file, "--id", "patient", "--out", out, *words
+        )
+        assert status == 0, err
+        found = table(out)
+        assert [row["patient"] for row in found] == [row["patient"] for row in rows]
+        scores = outputs(model, rows)
+        assert [row["prediction"] for row in found] == [OUTCOMES[k] for k in scores.argmax(1)]
+        chances = [[float(row[f"probability of {name}"]) for name in OUTCOMES] for row in found]
+        np.testing.assert_allclose(chances, scores.softmax(1), atol=1e-5)
+
+
+BAD = [
+    (["--rows", "NEW"], "predict: --rows: the client 'east' of row 13 was not in the run; give "),
+    (["--rows", "NEW", "--client", "nort"], "predict: --client: nort; it must be a client's name"),
+    (["--rows", "NEW", "--global", "--id", "no"], "predict: --id: no; it must be a column of "),
+    (["--rows", "none.csv"], "predict: --rows: none.csv; it must be an existing .csv or .parquet"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), BAD)
+def test_mistakes_of_a_prediction_get_one_line(trained, words, line):
+    folder, new, _ = trained
+    words = [str(new) if word == "NEW" else word for word in words]
+    status, out, err = call("predict", folder / "run", *words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {line}")
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("", "row 2 after the names has no value of 'age'; a prediction needs one"),
+        ("old", "the column 'age' holds 'old'; it must hold numbers"),
+    ],
+)
+def test_a_row_without_a_value_is_named(trained, cell, line):
+    folder, _, _ = trained
+    file = folder / "gap.csv"
+    file.write_text(f"age,dose,blood\n50,1,A\n{cell},1,A\n")
+    status, _, err = call("predict", folder / "run", "--rows", file, "--global")
+    assert (status, err.count("\n")) == (2, 1)
+    assert line in err
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("class_names", ["ill", "well", "fled"], "the class 'fled' is none of the run's"),
+        (
+            "feature_columns",
+            ["age", "dose"],
+            "its columns are age, dose; the run's are age, dose, ",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_the_models_are_refused(trained, key, value, line):
+    folder, new, _ = trained
+    content = yaml.safe_load(other_data(folder, new).read_text())
+    path = write(folder / "bad.yaml", changed(content, f"data.init_args.{key}", value))
+    status, out, err = call("evaluate", folder / "run", "--data", path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: evaluate: --data: ") and line in err
+
+
+def test_a_run_on_its_own_test_samples_has_the_scores_of_the_run(tmp_path):
+    """Client 5 never trains. Each model on its own client scores as `clients.csv` says."""
+    config = changed(SMALL, "loop.unseen", [5])
+    config["loop"]["finetune"] = [2]
+    config["trainer"] |= {"default_root_dir": str(tmp_path), "enable_progress_bar": False}
+    config["model"]["class_path"] = "FedRep"
+    assert main(["fit", "--config", str(write(tmp_path / "a.yaml", config))]) == 0
+    status = call("evaluate", tmp_path / "small")[0]
+    assert status == 0
+    rows = table(tmp_path / "small" / "evaluation" / "scores.csv")
+    assert len(rows) == 2 * 6 * 6
+    kinds = {"newcomer": "unseen/0"}
+    clients = {row["client"]: row for row in table(tmp_path / "small" / "clients.csv")}
+    own = [row for row in rows if row["client"] == row["site"]]
+    for row in own:
+        kind = kinds.get(row["model"], row["model"])
+        for name in ("accuracy", "loss"):
+            expected = float(clients[row["client"]][f"test/{kind}/{name}"])
+            assert float(row[name]) == pytest.approx(expected, abs=1e-5)
+    assert {row["model"] for row in own} == {"personalized", "newcomer", "finetuned/2", "unseen/2"}

@@ -1,0 +1,384 @@
+"""Clients with networks of their own: as one network where all have it, and right elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pfl import FederatedLoop
+from pfl.algorithms import (
+    IFCA,
+    FedAMP,
+    FedAvg,
+    FedGH,
+    FedPer,
+    FedProto,
+    FedRolex,
+    HeteroFL,
+    LGFedAvg,
+    LocalTrain,
+    pFedHN,
+)
+from pfl.callbacks import LocalBaseline
+from pfl.datamodules import DigitsDataModule, Dirichlet
+from pfl.method.exported import client_network
+from pfl.method.nested import nested_places
+from pfl.models import MLP, Family, SmallCNN
+from pfl.parameters import ParameterSpace
+from tests.algorithms.methods import (
+    BATCHES,
+    METHODS,
+    differing,
+    everything,
+    small_network,
+    small_world,
+)
+from tests.problems import quiet
+from tests.refusal import refused
+
+# Every way in which messages and states travel: dense, masked, kept, in rows, sent first, to each.
+COPIED = ["FedAvg", "LocalTrain", "FedPer", "LGFedAvg", "Ditto", "SCAFFOLD", "FedPD", "FedAMP"]
+COPIED += ["FedACS", "FedSLR", "IFCA", "CFL", "pFedHN", "FedProto", "FedGH", "FedPAC", "FedBuff"]
+COPIED += ["FedDistill", "FedTGP", "FedFomo"]
+
+
+def run(root, method, loop, rounds=3, *callbacks):
+    trainer = quiet(root, rounds, *callbacks, precision="64-true")
+    trainer.fit(method, datamodule=loop)
+    return method
+
+
+def three(features=None, **kw):
+    """Three networks for the digits, the widest one first, with the same first values each time."""
+    torch.manual_seed(3)
+    sizes = {"large": (16, 12), "middle": (16, 6), "small": (16, 4)}
+    return Family(
+        {name: MLP(64, hidden) for name, hidden in sizes.items()}, features=features, **kw
+    )
+
+
+def digits(**kw):
+    data = DigitsDataModule(num_clients=7, partition=Dirichlet(0.5))
+    return FederatedLoop(data, **{"clients_per_round": 5, **kw})
+
+
+# ---- one network for all is what it was ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name.split(",")[0] in COPIED])
+def test_three_copies_of_a_network_equal_the_network(tmp_path, name):
+    """Bit for bit: models, states, kept messages and bytes; scores up to the order of sums."""
+    method = METHODS[name]
+    found = []
+    for network in (small_network(), Family({key: small_network() for key in "abc"})):
+        algorithm = method.make(network, engine="sequential", **BATCHES)
+        count = None if method.everyone else 3
+        loop = FederatedLoop(small_world(classes=method.classes), clients_per_round=count)
+        found.append(everything(run(tmp_path, algorithm, loop)))
+    plain, family = found
+    family = {key: value for key, value in family.items() if not key.startswith("module members.")}
+    assert plain.keys() == family.keys()
+    rows = {key for key in plain if key.startswith("row ")}
+    assert differing(plain, family) <= rows
+    for key in rows:
+        torch.testing.assert_close(plain[key], family[key], rtol=0, atol=1e-12, equal_nan=True)
+
+
+# ---- networks that differ ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedProto, LGFedAvg, LocalTrain, FedGH])
+def test_the_order_of_the_networks_does_not_matter(tmp_path, kind):
+    """But for the server's head, which begins as the first network's."""
+    names = ["large", "middle", "small"]
+    owners = {str(client): names[client % 3] for client in range(7)}
+    found = []
+    for order in (names, names[::-1]):
+        family = three(features=4, clients=owners)
+        family.networks = {name: family.networks[name] for name in order}
+        if kind in (LGFedAvg, FedGH):  # a common head to begin with
+            heads = [network.head for network in family.networks.values()]
+            for head in heads:
+                nn.init.constant_(head.weight, 0.1)
+                nn.init.zeros_(head.bias)
+        method = run(tmp_path, kind(family, lr=0.05, engine="sequential"), digits())
+        found.append(everything(method))
+    assert differing(*map(_comparable, found)) == set()
+
+
+def _comparable(values):
+    """All but models, whose places in the module depend on the order; without the padding."""
+    kept = ("client ", "seen ", "ledger ", "samples_seen", "bytes")
+    rows = {key: value for key, value in values.items() if key.startswith(kept)}
+    return {key: v[:, v.any(0)] if v.dim() == 2 else v for key, v in rows.items()}
+
+
+def test_fedproto_on_three_networks_equals_single_clients_by_hand(tmp_path):
+    """A round of FedProto: local steps of each client's own network, then means over classes."""
+    family = three(features=4)
+    method = FedProto(family, lr=0.1, batch_size=None, penalty=0.0, engine="sequential")
+    method = run(tmp_path, method, digits(clients_per_round=None), rounds=1)
+    names = list(family.networks)
+    data = method.run.loop.datamodule
+    sums = torch.zeros(10, 4, dtype=torch.float64)
+    counts = torch.zeros(10, dtype=torch.float64)
+    for client in range(7):
+        network = three(features=4).networks[names[client % 3]].double()
+        index = torch.from_numpy(data.partition.train[client])
+        x, y = data.samples.gather(index)
+        loss = nn.functional.cross_entropy(network(x.double()), y)
+        loss.backward()
+        with torch.no_grad():
+            for p in network.parameters():
+                p -= 0.1 * p.grad
+            z = network.body(x.double())
+        own = nn.utils.parameters_to_vector(network.parameters())
+        row = method.client_rows("w", np.array([client]))[0]
+        torch.testing.assert_close(row[: len(own)], own.detach(), rtol=0, atol=1e-13)
+        assert not row[len(own) :].any()
+        sums.index_add_(0, y, z)
+        counts += torch.bincount(y, minlength=10)
+    known = counts > 0
+    expected = sums[known] / counts[known, None]
+    torch.testing.assert_close(method.prototypes[known, 1:], expected, rtol=0, atol=1e-13)
+
+
+# ---- parts of a wide network ---------------------------------------------------------------------
+
+PAIRS = {
+    "MLP": (lambda: MLP(64, (8, 6)), lambda: MLP(64, (3, 5))),
+    "convolutions, then flat features": (
+        lambda: nn.Sequential(
+            *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 3)),
+            *(nn.ReLU(), nn.Flatten(), nn.Linear(80, 7), nn.ReLU(), nn.Linear(7, 10)),
+        ),
+        lambda: nn.Sequential(
+            *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 3)),
+            *(nn.ReLU(), nn.Flatten(), nn.Linear(48, 4), nn.ReLU(), nn.Linear(4, 10)),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("shift", [0, 1, 5, 23])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_part_alone_in_the_wide_network_gives_what_the_narrow_one_gives(pair, shift):
+    """All other values are 0, so that other units give 0 and nothing comes of them."""
+    make_wide, make_narrow = PAIRS[pair]
+    wide, narrow = make_wide().double(), make_narrow().double()
+    spaces = [ParameterSpace(network) for network in (wide, narrow)]
+    places = nested_places(spaces[0].layers, spaces[1].layers, shift)
+    assert len(places.unique()) == spaces[1].size
+    with torch.no_grad():
+        spaces[0].vector.zero_()
+        spaces[0].vector[places] = spaces[1].vector
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 64)))
+    torch.testing.assert_close(wide(x), narrow(x), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
+def test_a_round_is_a_mean_of_each_value_over_the_clients_that_have_it(tmp_path, kind):
+    """Two rounds with one full step a client, against autograd and a loop over units."""
+    family = three()
+    start = {name: network.double() for name, network in three().networks.items()}
+    server = [p.detach().clone() for p in start["large"].parameters()]
+    shapes = {n: [tuple(p.shape) for p in start[n].parameters()] for n in start}
+    given = {"lr": 0.1, "batch_size": None, "mask_classes": False, "engine": "sequential"}
+    method = run(tmp_path, kind(family, **given), digits(clients_per_round=None), rounds=2)
+    data = method.run.loop.datamodule
+    names = list(start)
+    for number in range(2):
+        shift = number if kind is FedRolex else 0
+        total = [torch.zeros_like(p) for p in server]
+        count = [torch.zeros_like(p) for p in server]
+        for client in range(7):
+            name = names[client % 3]
+            units = [
+                [(shift + u) % S if s < S else u for u in range(s)]
+                for s, S in zip(
+                    *([shape[0] for shape in shapes[n]] for n in (name, "large")), strict=True
+                )
+            ]
+            network = start[name]
+            cuts = []
+            inputs = list(range(64))
+            for place, (p, whole) in enumerate(zip(network.parameters(), server, strict=True)):
+                if p.dim() == 2:
+                    cut = np.ix_(units[place], inputs)
+                    inputs = units[place]
+                else:
+                    cut = units[place]
+                cuts.append(cut)
+                p.data = whole[cut].clone()
+                p.grad = None
+            x, y = data.samples.gather(torch.from_numpy(data.partition.train[client]))
+            nn.functional.cross_entropy(network(x.double()), y).backward()
+            for place, (p, cut) in enumerate(zip(network.parameters(), cuts, strict=True)):
+                total[place][cut] += (p - 0.1 * p.grad).detach()
+                count[place][cut] += 1
+        server = [
+            torch.where(c > 0, t / c.clamp_min(1), w)
+            for t, c, w in zip(total, count, server, strict=True)
+        ]
+    expected = nn.utils.parameters_to_vector(server)
+    torch.testing.assert_close(method.global_model, expected, rtol=0, atol=1e-13)
+    sizes = [sum(map(np.prod, shapes[names[client % 3]])) for client in range(7)]
+    assert method.progress.ledger.uplink.tolist() == [8 * 2 * int(size) for size in sizes]
+    assert method.progress.ledger.downlink.tolist() == method.progress.ledger.uplink.tolist()
+
+
+def test_classes_that_a_client_lacks_have_the_score_zero(tmp_path):
+    """One full step on two of ten classes, against autograd."""
+    torch.manual_seed(0)
+    network = MLP(64, (4,))
+    first = nn.utils.parameters_to_vector(network.parameters()).detach().double().clone()
+    method = HeteroFL(network, lr=0.1, batch_size=None, engine="sequential")
+    method = run(tmp_path, method, digits(clients_per_round=1), rounds=1)
+    client = int(method.participant_ids[0])
+    data = method.run.loop.datamodule
+    x, y = data.samples.gather(torch.from_numpy(data.partition.train[client]))
+    plain = MLP(64, (4,)).double()
+    nn.utils.vector_to_parameters(first, plain.parameters())
+    has = torch.zeros(10, dtype=torch.float64)
+    has[y.unique()] = 1
+    nn.functional.cross_entropy(plain(x.double()) * has, y).backward()
+    expected = [p - 0.1 * p.grad for p in plain.parameters()]
+    expected = nn.utils.parameters_to_vector(expected).detach()
+    torch.testing.assert_close(method.global_model, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
+def test_with_one_network_they_are_fedavg_with_plain_means(tmp_path, kind):
+    given = {"lr": 0.1, "weighting": "uniform", "engine": "sequential"}
+    torch.manual_seed(1)
+    network = MLP(64, (5,))
+    one = run(tmp_path, kind(network, mask_classes=False, **given), digits())
+    torch.manual_seed(1)
+    other = run(tmp_path, FedAvg(MLP(64, (5,)), **given), digits())
+    torch.testing.assert_close(one.global_model, other.global_model, rtol=0, atol=1e-13)
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedProto, HeteroFL, LGFedAvg])
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind):
+    """It resumes with other first networks."""
+
+    def begin(root, rounds, seed, ckpt_path=None):
+        family = three(features=None if kind is HeteroFL else 4)
+        torch.manual_seed(seed)
+        for network in family.networks.values():
+            for p in network.parameters():
+                nn.init.normal_(p, std=0.1)
+        method = kind(family, lr=0.05)
+        trainer = quiet(root, rounds, precision="64-true")
+        loop = digits(dropout=0.3, unseen=0.2)
+        trainer.fit(method, datamodule=loop, ckpt_path=ckpt_path)
+        return method
+
+    expected = begin(tmp_path / "whole", 4, 0)
+    early = begin(tmp_path / "parts", 2, 0)
+    last = early.trainer.run_dir / "checkpoints" / "last.ckpt"
+    actual = begin(tmp_path / "parts", 4, 5, last)
+    assert differing(everything(actual), everything(expected)) == set()
+    for file in ("metrics.csv", "clients.csv"):
+        one, other = ((m.trainer.run_dir / file).read_bytes() for m in (actual, expected))
+        assert one == other
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "debug"])
+@pytest.mark.parametrize("kind", [FedProto, FedRolex])
+def test_engines_and_chunks_give_the_same(tmp_path, kind, engine):
+    features = None if kind is FedRolex else 4
+    one = run(tmp_path, kind(three(features), lr=0.05, engine="sequential"), digits())
+    other = kind(three(features), lr=0.05, engine=engine)
+    other = run(tmp_path, other, digits(clients_at_once=2))
+    everyone = np.arange(7)
+    for name in one.states.store.names:
+        rows = [method.client_rows(name, everyone) for method in (one, other)]
+        torch.testing.assert_close(*rows, rtol=0, atol=1e-10)
+    torch.testing.assert_close(one.global_model, other.global_model, rtol=0, atol=1e-10)
+
+
+def test_an_exported_client_has_its_own_network(tmp_path):
+    method = run(tmp_path, FedProto(three(4), lr=0.05), digits())
+    for client, name in enumerate(["large", "middle", "small"]):
+        network = client_network(method, client)
+        own = nn.utils.parameters_to_vector(network.parameters())
+        assert len(own) == ParameterSpace(three(4).networks[name]).size
+        row = method.client_rows("w", np.array([client]))[0]
+        torch.testing.assert_close(own, row[: len(own)], rtol=0, atol=0)
+
+
+def test_predictions_are_those_of_each_clients_network(tmp_path):
+    method = run(tmp_path, FedProto(three(4), lr=0.05), digits())
+    trainer = quiet(tmp_path, 1, precision="64-true")
+    loop = method.run.loop
+    parts = trainer.predict(method, datamodule=loop)
+    client = np.concatenate([part["client"] for part in parts])
+    sample = np.concatenate([part["sample"] for part in parts])
+    label = np.concatenate([part["personalized"] for part in parts])
+    for number in range(7):
+        rows = client == number
+        x, _ = loop.datamodule.samples.gather(torch.from_numpy(sample[rows]))
+        expected = client_network(method, number)(x.double()).argmax(1)
+        assert label[rows].tolist() == expected.tolist()
+
+
+def test_a_newcomer_begins_with_its_networks_first_values(tmp_path):
+    method = run(tmp_path, FedProto(three(4), lr=0.05), digits(unseen=0.3))
+    names = ["large", "middle", "small"]
+    for client in method.unseen_clients.tolist():
+        own = nn.utils.parameters_to_vector(client_network(method, client).parameters())
+        first = nn.utils.parameters_to_vector(three(4).networks[names[client % 3]].parameters())
+        torch.testing.assert_close(own, first.detach().double(), rtol=0, atol=0)
+    assert any(name.startswith("test/unseen") for name in method.row)
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (FedAvg, "FedAvg sends a message 'w' whose values are other ones in each; take FedProto"),
+        (FedPer, "FedPer shares a part of the model that has the shapes"),
+        (IFCA, "IFCA sends a message 'models' whose values are other ones in each"),
+        (FedAMP, "FedAMP keeps a message 'w' of every client at the server"),
+        (pFedHN, "pFedHN sends a message 'w' whose values are other ones in each"),
+    ],
+)
+def test_whole_models_of_other_networks_are_refused(tmp_path, kind, says):
+    with refused(says):
+        run(tmp_path, kind(three()), digits())
+
+
+def test_prototypes_of_other_widths_are_refused(tmp_path):
+    with refused("FedProto sends a message 'prototypes' whose values are other ones in each"):
+        run(tmp_path, FedProto(three()), digits())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"clients": {"0": "large"}}, "names no network for client '1', one of 6"),
+        ({"clients": "none.yaml"}, "'none.yaml' is neither 'turn' or 'size' nor a file"),
+        ({"clients": dict.fromkeys("0123456", "huge")}, "'huge', which is none of the networks"),
+    ],
+)
+def test_who_has_which_is_checked_before_training(tmp_path, change, says):
+    with refused(says):
+        run(tmp_path, FedProto(three(4, **change)), digits())
+
+
+def test_what_a_family_cannot_have_is_refused(tmp_path):
+    batch_norm = Family(
+        {"a": SmallCNN(), "b": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))}
+    )
+    with refused("the network 'b' has running statistics"):
+        run(tmp_path, LocalTrain(batch_norm, batch_size=None), digits())
+    with refused("LocalBaseline: the clients have networks of their own"):
+        run(tmp_path, FedProto(three(4)), digits(), 1, LocalBaseline())
+    with refused("is no part of"):
+        run(tmp_path, HeteroFL(Family({"a": MLP(64, (4,)), "b": MLP(64, (8,))})), digits())

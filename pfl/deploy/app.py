@@ -109,6 +109,9 @@ def write_app(words: list[str], out: Path) -> int:
     name = values["trainer"]["name"]
     require_value("trainer.name", name, name.isprintable(), "a name within the runs folder")
     _dtype(values)
+    devices = values["trainer"].get("devices", 1)
+    holds = devices in (1, "1", "auto", None) or (isinstance(devices, list) and len(devices) == 1)
+    require_value("trainer.devices", devices, holds, "1; a server has one process")
     data = built.data
     lacking = own_statistics(data)
     loop = FederatedLoop(data, **built.options)

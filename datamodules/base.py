@@ -88,6 +88,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
 
     default_rule: ClassVar[type[Partitioner]] = IID  # where `partition` is None
     default_protocol: ClassVar[type[Protocol]] = SplitOwn  # where `protocol` is None
+    has_samples: ClassVar[bool] = True  # else they are elsewhere, and their numbers are known here
     tells_scale: ClassVar[bool] = False  # whether the description says what happens to uint8
 
     def __init__(

@@ -372,9 +372,12 @@ def node(given: argparse.Namespace) -> None:
     The party trains on its own samples, and keeps its states.
     """
     refuse_windows("node: this command")
-    from pfl.deploy.app import read_node
+    from pfl.deploy.app import check_text, read_node
 
     worker, address = read_node(given.config, given.client)
+    if given.check:
+        print(check_text(worker))
+        return
 
     def tell() -> None:
         print(f"party {worker.client}: ready at {address}", flush=True)
@@ -529,6 +532,7 @@ def add_parsers(commands: Any) -> None:
     one = command(node, "serve as a party of a Flower app")
     one.add_argument("--config", type=Path, required=True, help="the party's file")
     one.add_argument("--client", type=int, help="the party's number; default: the file's")
+    one.add_argument("--check", action="store_true", help="compares the samples with the run's")
 
 
 def predict_parser() -> CommandParser:

@@ -110,6 +110,15 @@ class ClientData:
         self.samples = samples
         self._views = {}
 
+    def few(self, count: int) -> ClientData:
+        """Returns data in which each client has its first training samples, `count` at most.
+
+        A server has none of its parties' samples, and would else lay out all their places.
+        """
+        sizes = np.minimum(self.splits.train.sizes, count)
+        train = Ragged.from_sizes(np.zeros(int(sizes.sum()), np.int64), sizes)
+        return self._view(splits=replace(self.splits, train=train))
+
     def as_one_client(self, ids: np.ndarray) -> ClientData:
         """Returns the samples of the clients `ids` as if one client, with the id 0, owned them all.
 

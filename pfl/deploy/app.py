@@ -23,12 +23,13 @@ from pfl.configuration.messages import quiet
 from pfl.datamodules.errors import check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
-from pfl.deploy.data import NAMES, OwnSamples, own_statistics, told_names, unlike
+from pfl.deploy.data import SAME, OwnSamples, own_statistics, sample_kinds, told_names, unlike
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
+from pfl.deploy.schema import one_line
 from pfl.deploy.server import Server, check_callback, check_run
 from pfl.deploy.wire import LIMIT
-from pfl.deploy.worker import Worker, private_folder
+from pfl.deploy.worker import Worker, digest, private_folder
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.method.party import Party
@@ -108,6 +109,9 @@ def write_app(words: list[str], out: Path) -> int:
     name = values["trainer"]["name"]
     require_value("trainer.name", name, name.isprintable(), "a name within the runs folder")
     _dtype(values)
+    devices = values["trainer"].get("devices", 1)
+    holds = devices in (1, "1", "auto", None) or (isinstance(devices, list) and len(devices) == 1)
+    require_value("trainer.devices", devices, holds, "1; a server has one process")
     data = built.data
     lacking = own_statistics(data)
     loop = FederatedLoop(data, **built.options)
@@ -126,6 +130,7 @@ def write_app(words: list[str], out: Path) -> int:
         )
     parties = data.num_clients
     arguments = {"num_clients": parties, "seed": loop.seed, **told_names(data)}
+    arguments |= sample_kinds(data) | {"classes": data.num_classes}
     server = {"class_path": "pfl.deploy.data.RemoteData", "init_args": arguments}
     words_of_app = {
         "NAME": toml_text(name),
@@ -301,7 +306,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     data = party.loop.datamodule
     assert isinstance(data, OwnSamples)
     facts = data.facts(sizes=given["share_sizes"])
-    for key in NAMES:
+    for key in SAME:
         if shared.get(key) is not None:
             line = unlike(key, facts[key], f"party {client}", shared[key], "the run")
             if line is not None:
@@ -312,6 +317,32 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     limit = given["message_limit"]
     sizes = given["share_sizes"]
     return Worker(client, agreed, facts, build, folder, sizes, limit, policy), socket
+
+
+def check_text(worker: Worker) -> str:
+    """Returns what the server compares and what a party tells of its samples, a line each.
+
+    Args:
+        worker: The party's worker, whose samples `read_node` has compared with the run's.
+    """
+    network = {key: x for key, x in worker.agreed.items() if key.startswith("network.")}
+    facts = dict(worker.facts)
+    sizes = facts.pop("sizes")
+    if worker.sizes:
+        samples = f"{sizes[0]} to train with, {sizes[1]} to validate, {sizes[2]} to test"
+    else:
+        samples = "not told"
+    rows = {
+        "pfl": worker.agreed["pfl"],
+        "configuration": digest(worker.agreed),
+        "network": digest(network),
+        **{key.replace("_", " "): value for key, value in facts.items()},
+        "samples": samples,
+    }
+    width = max(map(len, rows))
+    lines = [f"party {worker.client} agrees with run.yaml and server.yaml:"]
+    lines += [f"  {key.ljust(width)}  {one_line(str(value))}" for key, value in rows.items()]
+    return "\n".join(lines)
 
 
 def _read_options(path: Path) -> dict[str, Any]:

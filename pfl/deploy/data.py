@@ -20,6 +20,8 @@ from pfl.errors import ConfigError
 
 NAMES = ("class_names", "feature_names", "transforms")
 """The facts about samples that give numbers their meaning: they are the same at all parties."""
+SAME = ("input", "target", *NAMES)
+"""All facts about samples that are the same at all parties."""
 
 
 def told_names(data: FederatedDataModule) -> dict[str, list[str] | None]:
@@ -35,6 +37,21 @@ def told_names(data: FederatedDataModule) -> dict[str, list[str] | None]:
         "feature_names": data.feature_names,
         "transforms": changes,
     }
+
+
+def sample_kinds(data: FederatedDataModule) -> dict[str, list[Any]]:
+    """Returns the types and the shapes of an input, after the transforms, and of a target.
+
+    Args:
+        data: A data module that is set up.
+    """
+    one = torch.tensor([0])
+    inputs, targets = data.samples.gather(one)
+    inputs = data.transforms(inputs, one, one)
+    kinds = {}
+    for key, values in (("input", inputs), ("target", targets)):
+        kinds[key] = [str(values.dtype).removeprefix("torch."), list(values.shape[1:])]
+    return kinds
 
 
 def own_statistics(data: FederatedDataModule) -> list[int]:
@@ -144,16 +161,12 @@ class OwnSamples(FederatedDataModule):
             sizes: Whether numbers of samples are included; else a 1 stands for any number but 0.
         """
         counts = [int(part.sizes[self.client_id]) for part in self.partition.splits.values()]
-        one = torch.tensor([0])
-        inputs, targets = self.samples.gather(one)
-        inputs = self.transforms(inputs, one, one)
         if not sizes:
             counts = [min(1, count) for count in counts]
         return {
             "sizes": counts,
             "classes": self.own.num_classes,
-            "input": [str(inputs.dtype).removeprefix("torch."), list(inputs.shape[1:])],
-            "target": [str(targets.dtype).removeprefix("torch."), list(targets.shape[1:])],
+            **sample_kinds(self),
             **told_names(self),
         }
 
@@ -183,7 +196,12 @@ class RemoteData(FederatedDataModule):
             the party that comes first.
         feature_names: The names of the inputs' columns, likewise.
         transforms: The transforms with their numbers, as texts, likewise.
+        input: The type and the shape of an input after the transforms, likewise.
+        target: The type and the shape of a target, likewise.
+        classes: The number of classes; None: the largest that a party tells.
     """
+
+    has_samples = False
 
     def __init__(
         self,
@@ -192,13 +210,16 @@ class RemoteData(FederatedDataModule):
         class_names: list[str] | None = None,
         feature_names: list[str] | None = None,
         transforms: list[str] | None = None,
+        input: list[Any] | None = None,  # noqa: A002 - as the fact is called
+        target: list[Any] | None = None,
+        classes: int | None = None,
     ) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
         self._class_names = class_names
         self.feature_names = feature_names
         self.transform_texts = transforms
         self._meet: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
-        self.classes: int | None = None
+        self.classes = classes
 
     def connect(self, meet: Callable[[], Mapping[int, Mapping[str, Any]]]) -> None:
         """Has `setup` call a function for the facts of the parties that are there, by client."""
@@ -216,15 +237,16 @@ class RemoteData(FederatedDataModule):
         facts = self._meet()
         first = next(iter(facts.values()))
         known = [one["classes"] for one in facts.values() if one["classes"] is not None]
-        self.classes = max(known, default=None)
+        if self.classes is None:
+            self.classes = max(known, default=None)
         if self._class_names is None:
             self._class_names = first.get("class_names")
         if self.feature_names is None:
             self.feature_names = first.get("feature_names")
         kind, shape = first["input"]
         target_kind, target_shape = first["target"]
-        inputs = torch.zeros(1, *shape, dtype=getattr(torch, kind))
-        targets = torch.zeros(1, *target_shape, dtype=getattr(torch, target_kind))
+        inputs = torch.zeros((), dtype=getattr(torch, kind)).expand(1, *shape)
+        targets = torch.zeros((), dtype=getattr(torch, target_kind)).expand(1, *target_shape)
         self._samples = TensorSamples(inputs, targets)
         train, val, test = (Counted(np.zeros(self.num_clients, np.int64)) for _ in range(3))
         self._partition = Partition(train, val, test)
@@ -238,7 +260,7 @@ class RemoteData(FederatedDataModule):
 
     @property
     def num_classes(self) -> int | None:
-        """The largest number of classes that a party has told."""
+        """The number of classes of the run, or the largest that a party has told."""
         return self.classes
 
     def left_out(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from pfl.clients import Clients
 from pfl.deploy import schema
 from pfl.deploy.channel import Channel
-from pfl.deploy.data import NAMES, unlike
+from pfl.deploy.data import SAME, unlike
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.deploy.worker import difference, digest
 from pfl.errors import ConfigError
@@ -85,6 +85,7 @@ class Parties:
         self.saving = False  # whether there are checkpoints
         self.wire = [0, 0]
         self.classes: int | None = None
+        self.needs_sizes = False  # whether the mean's weights are numbers of samples
         self._outside: dict[int, _Outside] = {}  # by peer
         self._strikes: dict[int, int] = {}  # answers out of the protocol, by client
 
@@ -132,6 +133,11 @@ class Parties:
             raise WireError(str(answer["refused"]))
         facts = schema.read_facts(answer, self.count)
         client = facts["client"]
+        if self.needs_sizes and facts["hides"]:
+            raise WireError(
+                f"model.weighting: samples; party {client} does not tell its number of samples, "
+                f"use uniform"
+            )
         if self.nodes is not None and self.nodes[client] != peer:
             raise WireError(f"node {peer} says that it is client {client}, which is another node")
         if client in self.peers:
@@ -150,31 +156,27 @@ class Parties:
     def _compare(self, client: int, facts: dict[str, Any]) -> None:
         """Refuses a party whose samples mean something else than those of the run.
 
-        The names of classes and columns, and the transforms, are those of the run's file if it has
-        them; all else is that of the party that came first.
+        All of it is that of the run's file if that has it, and else that of the party that came
+        first.
         """
-        first = next(iter(self.facts), None)
-        if first is not None:
-            others = self.facts[first]
-            for key in ("input", "target"):
-                if facts[key] != others[key]:
-                    this = " ".join(map(str, facts[key]))
-                    other = " ".join(map(str, others[key]))
-                    raise WireError(
-                        f"{key}: a sample of party {client} is {this}, and one of party {first} "
-                        f"is {other}; all parties must have the same"
-                    )
-        for key in NAMES:
-            names = self.agreed.get(f"data.{key}")
+        for key in SAME:
+            known = self.agreed.get(f"data.{key}")
             whose = "the run"
-            if names is None and first is not None:
-                names = self.facts[first].get(key)
+            if known is None:
+                first = next(iter(self.facts), None)
+                if first is None:
+                    continue
+                known = self.facts[first].get(key)
                 whose = f"party {first}"
-            elif names is None:
-                continue
-            line = unlike(key, facts.get(key), f"party {client}", names, whose)
+            line = unlike(key, facts.get(key), f"party {client}", known, whose)
             if line is not None:
                 raise WireError(line)
+        most = self.agreed.get("data.classes")
+        if most is not None and (facts["classes"] is None or facts["classes"] > most):
+            raise WireError(
+                f"classes: party {client} has {facts['classes']}, and the run has {most}; it must "
+                f"be at most {most}"
+            )
 
     def wait(self, enough: int) -> None:
         """Waits until so many parties are there.
@@ -194,6 +196,21 @@ class Parties:
                 lines = dict.fromkeys(one.line for one in self._outside.values())
                 raise ConfigError("; ".join([here, *lines]))
             time.sleep(0.1)
+
+    def lines(self) -> list[str]:
+        """Returns a line for each party: its samples, or why it is not there."""
+        found = []
+        for client in range(self.count):
+            words = "is not there"
+            if client in self.peers:
+                facts = self.facts[client]
+                words = "does not tell its numbers of samples"
+                if not facts["hides"]:
+                    train, val, test = facts["sizes"]
+                    words = f"{train} samples to train with, {val} to validate, {test} to test"
+            found.append(f"party {client}: {words}")
+        found += [f"outside: {one.line}" for _, one in sorted(self._outside.items())]
+        return found
 
     def task(self, clients: Clients) -> dict[str, Any]:
         """Returns the task of one client: what it has received, and what is counted."""

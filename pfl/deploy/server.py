@@ -61,6 +61,7 @@ class Remote(Transport):
         assert isinstance(loop.datamodule, RemoteData)
         self._method = method
         self.loop = loop
+        self.parties.needs_sizes = method.weighting == "samples"
         method.connect(self)
         loop.connect(self._present)
         loop.datamodule.connect(self._meet)
@@ -68,13 +69,7 @@ class Remote(Transport):
     def _meet(self) -> dict[int, dict[str, Any]]:
         """Returns the facts of the parties that are there at first."""
         self.parties.wait(self.parties.enough)
-        if self._method.weighting == "samples":
-            for client, facts in self.parties.facts.items():
-                if facts["hides"]:
-                    raise ConfigError(
-                        f"model.weighting: samples; party {client} does not tell its number of "
-                        f"samples, use uniform"
-                    )
+        rank_zero_info("\n".join(self.parties.lines()))
         return self.parties.facts
 
     def _present(self, index: int, drawn: np.ndarray) -> np.ndarray:

@@ -116,6 +116,8 @@ def inspect_network(
     count = 2
     if size == 1 or (left[sizes > 0] == 1).any():
         count = 1
+    if not loop.datamodule.has_samples:
+        probe = Clients(probe.ids, 0, data.few(count), dtype=probe.dtype)
     batch = next(probe.batches(LocalSchedule(count)))
     inputs = batch.inputs[0]
     targets = batch.targets[0]
@@ -426,7 +428,7 @@ def choose_engine(
         device: Where the samples are.
         name: The engine of an interrupted run that continues; None: there is none.
     """
-    if not records(device):
+    if not records(device) or not loop.datamodule.has_samples:
         return
     data = loop.client_data(device)
     ids = np.array([int(loop.datamodule.client_sizes.argmax())])

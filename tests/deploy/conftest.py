@@ -99,12 +99,13 @@ class Federation:
     Args:
         folder: The folder of everything.
         name: The method, in `METHODS`.
+        agreed: Further values that server and parties must have in common.
     """
 
-    def __init__(self, folder, name, *, faults=(), absent=(), stages=None, **loop):
+    def __init__(self, folder, name, *, faults=(), absent=(), stages=None, agreed=(), **loop):
         self.folder = folder
         self.what = dict(name=name, settings=dict(BATCHES), normalized=False, stages=stages or [])
-        self.what |= dict(rounds=ROUNDS, loop=loop)
+        self.what |= dict(rounds=ROUNDS, loop=loop, **dict(agreed))
         self.channel = InProcess(folder, self.what, dict(faults), dict(absent))
 
     def train(self, *callbacks, ckpt_path=None, **parties):

@@ -154,6 +154,11 @@ def test_runs_that_parties_cannot_have_are_not_written(tmp_path, monkeypatch):
             *["--model", "GlobalTrain", "--model.network", "SmallCNN", "--model.lr", 0.1],
         ],
         "loop.unseen: it is for simulations": ["--loop.unseen", "[1]"],
+        "loop.clock: it is for simulations": ["--loop.clock", "Clock"],
+        "loop.attackers: it is for simulations": [
+            *["--loop.attackers.clients", "[1]", "--loop.attackers.attack", "SignFlip"],
+        ],
+        "trainer.devices: '2'; it must be 1": ["--trainer.devices", 2],
         "trainer.callbacks: LocalBaseline needs the clients' samples": [
             "--trainer.callbacks",
             "[{class_path: LocalBaseline}]",

@@ -380,9 +380,27 @@ def test_parties_that_do_not_agree_are_refused_at_both_ends(federation, capfd, k
 def test_a_party_with_samples_of_another_shape_is_refused(federation):
     parties = federation("FedAvg")
     parties.channel.workers[3].facts["input"] = ["float64", [7]]
-    line = r"input: a sample of party 3 is float64 \[7\], and one of party 0 is float64 \[3\]"
+    line = r"input: party 3 has \['float64', \[7\]\], and party 0 has \['float64', \[3\]\]"
     with pytest.warns(UserWarning, match=line), pytest.raises(ConfigError, match=line):
         parties.train(timeout=0.2)
+
+
+def test_a_line_for_each_party_says_who_is_there(federation):
+    """The samples are those of `small_world`: 5, 1, 4 and 2, and three that all are tested on."""
+    parties = federation("FedAvg", absent={3: [0]})
+    parties.channel.stranger = pack({"refused": "another network"})
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfl.deploy.server.rank_zero_info", told.append)
+        with pytest.warns(UserWarning, match="a party is refused: another network"):
+            parties.train(enough=3)
+    assert told[0].splitlines() == [
+        "party 0: 5 samples to train with, 0 to validate, 3 to test",
+        "party 1: 1 samples to train with, 0 to validate, 3 to test",
+        "party 2: 4 samples to train with, 0 to validate, 3 to test",
+        "party 3: is not there",
+        "outside: a party is refused: another network",
+    ]
 
 
 def test_no_difference_between_equals():
@@ -460,8 +478,9 @@ def test_sizes_stay_at_the_party_where_the_weights_are_uniform(federation):
     parties = federation("FedAvg")
     for worker in parties.channel.workers.values():
         worker.sizes, worker.facts = False, worker.facts | {"sizes": [1, 0, 1]}
-    with refused("model.weighting: samples; party 0 does not tell its number of samples"):
-        parties.train()
+    line = "model.weighting: samples; party . does not tell its number of samples"
+    with pytest.warns(UserWarning, match=line), refused(line.replace("party .", "party 0")):
+        parties.train(timeout=0.2)
     parties.what["settings"]["weighting"] = "uniform"
     parties.train()
     answers = [unpack(a) for _, request, a in parties.channel.told if request["do"] == "train"]

@@ -165,6 +165,22 @@ def test_a_party_whose_samples_mean_something_else_is_refused(app, arguments, pa
         read_node(party(app, 0, **arguments))
 
 
+def test_a_party_is_checked_without_a_server(app):
+    """Its own file has three rows, of which all are trained on."""
+    status, out, error = call("node", "--config", party(app, 0), "--check")
+    assert status == 0, error
+    rows = dict(line.strip().split("  ", 1) for line in out.splitlines()[1:])
+    rows = {key: value.strip() for key, value in rows.items()}
+    assert out.startswith("party 0 agrees with run.yaml and server.yaml:\n")
+    assert rows["class names"] == "['home', 'moved', 'readmitted']"
+    assert rows["input"] == "['float32', [2]]"
+    assert rows["samples"] == "3 to train with, 0 to validate, 0 to test"
+    wrong = party(app, 0, feature_columns=["pressure", "age"])
+    status, out, error = call("node", "--config", wrong, "--check")
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert "feature_names: party 0 has ['pressure', 'age'], and the run has" in error
+
+
 def test_a_class_that_the_run_does_not_have_is_named(app):
     own = app.parent / "c" / "own.csv"
     own.write_text(own.read_text() + "60,100,died\n")

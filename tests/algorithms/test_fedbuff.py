@@ -126,8 +126,8 @@ def test_equal_speeds_and_a_buffer_for_all_are_fedavg(tmp_path):
 
 
 def test_the_least_values_of_fedasync_are_allowed():
-    zeros = dict.fromkeys(("exponent", "slope", "delay", "proximal_weight"), 0.0)
-    assert FedAsync(least_squares(SIZES).network(0.5), **zeros).proximal_weight == 0
+    zeros = dict.fromkeys(("exponent", "slope", "proximal_weight"), 0.0)
+    assert FedAsync(least_squares(SIZES).network(0.5), delay=0, **zeros).proximal_weight == 0
 
 
 @pytest.mark.parametrize("kind", [FedBuff, FedAsync])

@@ -123,8 +123,11 @@ def test_running_statistics_of_failed_clients_are_those_from_before(train_small,
 
 def test_which_methods_are_special():
     assert {METHODS[name].kind.__name__ for name in FROM_THE_COHORT} == {
+        "APPLE",
         "FedACS",
         "FedAMP",
+        "FedDistill",
+        "FedFomo",
         "FedPAC",
         "HeurFedAMP",
     }

@@ -65,7 +65,7 @@ NETWORKS = {
 WRAPPED = {"AlexNet", "GoogLeNet", "DenseNet121", "TorchVision", "Timm"}
 OURS = {name: case for name, case in NETWORKS.items() if name not in {*WRAPPED, "VGG11-none"}}
 SEQUENCES = {"LSTM", "CharLSTM", "Sent140LSTM"}  # see test_recurrent.py
-OTHERS = {"HalfSquaredError", "PenalizedCrossEntropy", "replace_batch_norm", "Pretrained"}
+OTHERS = {"Family", "HalfSquaredError", "PenalizedCrossEntropy", "replace_batch_norm", "Pretrained"}
 OTHERS |= {"WeightedBinaryCrossEntropy", "WeightedCrossEntropy"}  # in test_losses.py
 OTHERS |= {"Trainable", "LoRA", "Delta", "Bottleneck", "SoftPrompt"}  # tested in test_adapters.py
 BATCH_NORM = (lambda: ResNet18(4, 2, norm="batch", width=8), (2, 8, 8), 4)

@@ -105,10 +105,9 @@ def check_states(method: Method, clients: Clients) -> None:
         ConfigError: There are some.
     """
     check_declared(method, clients.state)
-    store = method.states.store
-    for name in store.names:
+    for name in method.states.store.names:
         values = clients.state[name]
-        shape = (len(clients), len(store.initial(name)))
+        shape = (len(clients), method.states.width(name))
         if tuple(values.shape) != shape:
             raise ConfigError(
                 f"model: {type(method).__name__}.client_update leaves {kind_text(values)} in "

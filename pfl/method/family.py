@@ -66,6 +66,9 @@ class MemberStates(States):
         self.context = context
         self._first = first
 
+    def width(self, name: str) -> int:
+        return len(self._first[name])
+
     def read(self, clients: Clients) -> None:
         clients.state = {name: self._read(name, clients.ids) for name in self.store.names}
 

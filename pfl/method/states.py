@@ -117,6 +117,10 @@ class States:
         for name, state in self.messages.items():
             store.declare(KEPT + name, first_row(state.initial, model), dtype=dtype, of_server=True)
 
+    def width(self, name: str) -> int:
+        """Returns how many values a client's row of a state has."""
+        return len(self.store.initial(name))
+
     def belongs_to(self, num_clients: int) -> bool:
         """Returns whether the rows of a population of M clients have been allocated."""
         return hasattr(self, "store") and self.store.num_clients == num_clients

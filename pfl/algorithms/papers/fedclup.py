@@ -213,7 +213,7 @@ class FedCLUP(FederatedAlgorithm):
             raise ConfigError(
                 f"model.{name}: null, but {reason} needs a number, and the data module has none"
             )
-        if not value > 0:  # what was given has a range of its own, what the data say has none
+        if not value > 0 and name != "heterogeneity":  # of the data: what was given has a range
             raise ConfigError(
                 f"data: its {name} is {value}, and {reason or 'FedCLUP'} needs a positive number; "
                 f"give model.{name}"

@@ -401,7 +401,6 @@ def test_options_without_meaning_beside_a_buffer_are_refused(kwargs, buffer, par
             "all clients; 1 clients attack (SignFlip), and are not scored",
         ),
     ],
-    ids=str,
 )
 def test_each_part_of_a_description(kwargs, words):
     text = loop(**kwargs).participation.describe()

@@ -239,17 +239,17 @@ class FamilyEvaluation(Evaluation):
         if algorithm.has_global:
             self._global_numbers = self._server.global_size()
 
-    def _score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
+    def score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
         if not len(clients):
             self._metric(name, kind)
             return
-        super()._score_own(name, kind, algorithm, clients)
+        super().score_own(name, kind, algorithm, clients)
 
     def _score_models(self, name: str, algorithm: Method, clients: Clients) -> None:
         if algorithm.has_global:
             self._score_global(name, self._server, clients)
         if algorithm.has_personalized:
-            self._score_own(name, "personalized", algorithm, clients)
+            self.score_own(name, "personalized", algorithm, clients)
 
 
 def predictions_of_members(

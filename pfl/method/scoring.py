@@ -140,13 +140,13 @@ class Evaluation:
         """Scores the global and the personalized models, under the name of a split."""
         if algorithm.has_global:
             if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
-                self._score_own(name, "global", algorithm, clients)
+                self.score_own(name, "global", algorithm, clients)
             else:
                 self._score_global(name, algorithm, clients)
         if algorithm.has_personalized:
-            self._score_own(name, "personalized", algorithm, clients)
+            self.score_own(name, "personalized", algorithm, clients)
 
-    def _score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
+    def score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
         """Scores every client's own model, or the global model with the client's own buffers."""
         metric = self._metric(name, kind)
         keep = bool(self.loop.metrics)

@@ -119,7 +119,7 @@ MISTAKES = {
     ),
     "clipping": ("trainer.gradient_clip_val", 1.0, ["gradient_clip_val", "model.lr"]),
     "short trace": ("loop.trace", [[0, 1]], ["loop.trace", "1 rounds", "trainer.max_epochs"]),
-    "trace of strangers": ("loop.trace", [[0], [6]], ["loop.trace", "6", "round 1"]),
+    "trace of strangers": ("loop.trace", [[0], [6]], ["loop.trace", "6", "round 2"]),
     "everyone fails": ("loop.dropout", 1.0, ["loop.dropout", "1.0", "below 1"]),
     "short list of stragglers": ("loop.stragglers", [[0]], ["loop.stragglers", "1 rounds"]),
     "missing trace": ("loop.trace", "nowhere.json", ["loop.trace", "nowhere.json"]),

@@ -76,6 +76,7 @@ def finetuned_network(algorithm: FederatedAlgorithm, client: int, steps: int) ->
     begins with the method's first model for newcomers.
     """
     clients = client_rows(algorithm, client)
+    algorithm = algorithm.of_client(client)
     unseen = client in algorithm.unseen_clients
     begin = algorithm.adaptation_start
     if unseen:

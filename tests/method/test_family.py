@@ -21,7 +21,7 @@ from pfl.algorithms import (
 )
 from pfl.callbacks import LocalBaseline
 from pfl.datamodules import DigitsDataModule, Dirichlet
-from pfl.method.exported import client_network
+from pfl.method.exported import client_network, finetuned_network
 from pfl.method.nested import nested_places
 from pfl.models import MLP, Family, SmallCNN
 from pfl.parameters import ParameterSpace
@@ -309,6 +309,22 @@ def test_an_exported_client_has_its_own_network(tmp_path):
         assert len(own) == ParameterSpace(three(4).networks[name]).size
         row = method.client_rows("w", np.array([client]))[0]
         torch.testing.assert_close(own, row[: len(own)], rtol=0, atol=0)
+
+
+def test_a_finetuned_client_has_its_own_network(tmp_path):
+    """After one full step, against autograd on the network that the client exports."""
+    given = {"lr": 0.05, "penalty": 0.0, "batch_size": None, "engine": "sequential"}
+    method = run(tmp_path, FedProto(three(4), **given), digits())
+    data = method.run.loop.datamodule
+    for client in range(3):
+        network = client_network(method, client)
+        x, y = data.samples.gather(torch.from_numpy(data.partition.train[client]))
+        nn.functional.cross_entropy(network(x.double()), y).backward()
+        expected = [p - 0.05 * p.grad for p in network.parameters()]
+        expected = nn.utils.parameters_to_vector(expected).detach()
+        found = finetuned_network(method, client, steps=1).parameters()
+        found = nn.utils.parameters_to_vector(found)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_predictions_are_those_of_each_clients_network(tmp_path):

@@ -275,6 +275,11 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         return self._client_names
 
     @property
+    def names_or_numbers(self) -> list[str]:
+        """What clients are called [M]: their names, or their numbers where they have none."""
+        return self.client_names or [str(number) for number in range(self.num_clients)]
+
+    @property
     def class_names(self) -> list[str] | None:
         """The names of the classes [K], in the order of their numbers; None if there are none."""
         self._ready()

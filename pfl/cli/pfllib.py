@@ -33,7 +33,7 @@ class Flag(NamedTuple):
     default: Any
 
 
-FLAGS = [
+OF_EVERY_METHOD = [
     Flag("go", "goal", str, "test"),
     Flag("dev", "device", str, "cuda"),
     Flag("did", "device_id", str, "0"),
@@ -65,6 +65,8 @@ FLAGS = [
     Flag("ssr", "send_slow_rate", float, 0.0),
     Flag("ts", "time_select", bool, False),
     Flag("tth", "time_threthold", float, 10000.0),
+]
+OF_SOME_METHODS = [
     Flag("bt", "beta", float, 0.0),
     Flag("lam", "lamda", float, 1.0),
     Flag("mu", "mu", float, 0.0),
@@ -95,8 +97,7 @@ FLAGS = [
     Flag("mo", "momentum", float, 0.1),
     Flag("klw", "kl_weight", float, 0.0),
 ]
-OF_EVERY_RUN = 31
-"""So many of the flags, the first ones, are read for every method, the others for some."""
+FLAGS = OF_EVERY_METHOD + OF_SOME_METHODS
 
 
 class Method(NamedTuple):
@@ -305,7 +306,7 @@ def _model(given: Given, channels: int, side: int, notes: list[str]) -> dict[str
         used.add("rand_percent")
         notes.append("-p counts layers of PFLlib's network; here the head is mixed (`adaptive`).")
         used.add("layer_idx")
-    for other in FLAGS[OF_EVERY_RUN:]:
+    for other in OF_SOME_METHODS:
         if other.long in given.given and other.long not in used:
             notes.append(f"-{other.short}: it is not translated for {given.algorithm}; left out.")
     if method.differs:

@@ -320,7 +320,6 @@ class LocalOptimizer:
         part: Tensor | None = None,
     ) -> None:
         self.w = w
-        self.lr = lr
         self.weight_decay = weight_decay
         self.part = part
         self._moving = w
@@ -330,8 +329,7 @@ class LocalOptimizer:
         if factory is not None:
             self._parameter = torch.nn.Parameter(self._moving)  # shares its memory
             self._optimizer = check_elementwise(factory([self._parameter]))
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
+        self.set_rate(lr)
 
     def set_rate(self, lr: float) -> None:
         """Takes the steps to come with another learning rate."""

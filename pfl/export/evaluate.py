@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,7 @@ from pfl.clients import ClientData
 from pfl.configuration.app import DataCLI
 from pfl.datamodules import FederatedDataModule
 from pfl.errors import ConfigError
-from pfl.export.run import RestoredRun
+from pfl.export.run import POOL, RestoredRun
 from pfl.method.exported import (
     client_network,
     finetuned_network,
@@ -30,7 +29,6 @@ from pfl.scores.evaluation import ClientScores
 
 Split = Literal["train", "val", "test", "all"]
 SPLITS = ("train", "val", "test", "all")
-POOL = 4096  # samples in one forward pass
 
 
 class Model(NamedTuple):
@@ -68,9 +66,8 @@ class Sites:
         self._numbers: Tensor | None = None
         if data is not None:
             self._take_over(own, data)
-        count = module.num_clients
-        self.names = module.client_names or [str(number) for number in range(count)]
-        self.indices = [_samples_of(module, number, split) for number in range(count)]
+        self.names = module.names_or_numbers
+        self.indices = [_samples_of(module, number, split) for number in range(len(self.names))]
         # Numbers of other data's clients are not those of the run's clients.
         known = data is None or (own.client_names and module.client_names)
         self.own: dict[str, int] = {}
@@ -201,9 +198,7 @@ def evaluate(
         ConfigError: There is no such run, client or score, or the data do not fit the models.
     """
     run = RestoredRun(checkpoint, "evaluate")
-    with ExitStack() as stack:
-        stack.callback(run.model.teardown, "predict")  # the process has its threads again
-        stack.enter_context(run.model.in_full_precision())
+    with run.models_in_use():
         known = ["accuracy", "loss", *run.datamodule.metrics.names]
         if metric is not None and metric not in known:
             raise ConfigError(f"evaluate: --metric: {metric}; it must be {' or '.join(known)}")
@@ -255,8 +250,7 @@ class _Result:
         scores: Sequence[dict[str, np.ndarray]],
         name: str,
     ) -> None:
-        module = run.datamodule.datamodule
-        self._names = module.client_names or [str(c) for c in range(module.num_clients)]
+        self._names = run.datamodule.datamodule.names_or_numbers
         self._sites = sites
         self._models = models
         self._scores = scores

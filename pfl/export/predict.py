@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from pfl import files
 from pfl.datamodules import TableDataModule
 from pfl.datamodules.sources.table import Table
 from pfl.errors import ConfigError
-from pfl.export.run import RestoredRun
+from pfl.export.run import POOL, RestoredRun
 from pfl.method.exported import client_network, global_network, has_own_models
 
-POOL = 4096  # rows in one forward pass
 SHOWN = 10  # names of clients in a message
 
 
@@ -52,9 +50,7 @@ def predict(
     if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
         raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
     run = RestoredRun(checkpoint, "predict")
-    with ExitStack() as stack:
-        stack.callback(run.model.teardown, "predict")  # the process has its threads again
-        stack.enter_context(run.model.in_full_precision())
+    with run.models_in_use():
         module = run.datamodule.datamodule
         if not isinstance(module, TableDataModule):
             kind = type(module).__name__
@@ -70,7 +66,7 @@ def predict(
         if id_column is not None:
             column = table[id_column]
             columns = {id_column: np.array(column.cells or column.values, object)}
-        names = module.client_names or [str(number) for number in range(module.num_clients)]
+        names = module.names_or_numbers
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
         columns |= _predictions(run, module, torch.from_numpy(values), owners)
     files.make_folder(out.parent, "predict: --out")
@@ -96,7 +92,7 @@ def _owners(
         )
     column = table[module.client_column]
     cells = [str(cell) for cell in (column.cells or column.values)]
-    names = module.client_names or [str(number) for number in range(module.num_clients)]
+    names = module.names_or_numbers
     known = {name: number for number, name in enumerate(names)}
     for row, cell in enumerate(cells, 1):
         if cell not in known:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from pfl.files import make_folder, write, write_json
 from pfl.method.exported import client_network, global_network, plain_network
 from pfl.models.pretrained import Pretrained
 
+POOL = 4096  # samples in one forward pass
 Format = Literal["safetensors", "onnx", "peft"]
 # What a run needs in training only: nothing of it may start, and the export needs no GPU.
 QUIET = {
@@ -97,6 +98,15 @@ class RestoredRun(FederatedCLI):
         for name, rows in files.read(counted).items():
             store.write(name, np.array([client]), rows)
 
+    @contextmanager
+    def models_in_use(self) -> Iterator[None]:
+        """Has the models in full precision inside; the process has its threads again after it."""
+        try:
+            with self.model.in_full_precision():
+                yield
+        finally:
+            self.model.teardown("predict")
+
     def inputs(self, count: int) -> Tensor:
         """Returns `count` samples as the network gets them in an evaluation, [count, ...]."""
         data = ClientData(self.datamodule.datamodule)
@@ -159,9 +169,7 @@ def export(
         ConfigError: There is no such checkpoint, client or model.
     """
     run = RestoredRun(checkpoint)
-    with ExitStack() as stack:
-        stack.callback(run.model.teardown, "predict")  # the process has its threads again
-        stack.enter_context(run.model.in_full_precision())
+    with run.models_in_use():
         models: list[int | None] = []
         if with_global:
             models.append(None)

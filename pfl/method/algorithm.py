@@ -115,7 +115,7 @@ class FederatedAlgorithm(Method):
         self._loaded: dict[str, Any] | None = None
         self.members = ()
         self._server_layers = self.space.layers
-        self._follows: bool | None = None  # whether a member has the server's model; None: unknown
+        self.follows = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a method that replaces a private function of the framework by accident."""
@@ -150,7 +150,6 @@ class FederatedAlgorithm(Method):
         made = [self.made_with(copy.deepcopy(one)) for one in self.family.networks.values()]
         self.members = nn.ModuleList(made).to(self.space.vector)  # type: ignore[assignment]
         for member in self.members:
-            member.follow(self)
             member.join(self)
         self.states = FamilyStates(self.states, self.members)
 
@@ -158,17 +157,14 @@ class FederatedAlgorithm(Method):
         """Makes the parameters views of one vector again, also those of members with its values."""
         super().after_move()
         for member in self.members:
-            member.follow(self)
+            if member.follows:
+                member.share_model(self)
 
-    def follow(self, server: FederatedAlgorithm) -> None:
-        """Has the server's model as its own, if this method's network has the same first values."""
-        if self._follows is None:
-            same = self.space.layers == server.space.layers
-            self._follows = same and torch.equal(self.global_model, server.global_model)
-        if self._follows:
-            values = server.space.vector.data
-            self.space.vector.data = values
-            self.space.point(self.space.parameters_of(self.network), values)
+    def share_model(self, server: FederatedAlgorithm) -> None:
+        """Makes the server's model this method's own, so that both move together."""
+        values = server.space.vector.data
+        self.space.vector.data = values
+        self.space.point(self.space.parameters_of(self.network), values)
 
     @property
     def server_layers(self) -> list[Layer]:
@@ -178,6 +174,10 @@ class FederatedAlgorithm(Method):
     def join(self, server: FederatedAlgorithm) -> None:
         """Acts for clients with this method's network in the run of a server's method."""
         self.family = server.family
+        same = self.space.layers == server.space.layers
+        self.follows = same and torch.equal(self.global_model, server.global_model)
+        if self.follows:
+            self.share_model(server)
         self.progress = server.progress
         self._server_layers = server.space.layers
         self.states = MemberStates(self.states)

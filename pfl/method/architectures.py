@@ -56,8 +56,7 @@ class Architectures(Stage):
         self._own: dict[str, list[Tensor]] = {}  # by message without bytes: what each network has
         self._spread: set[str] = set()  # messages with places
         self._widths: dict[str, int] = {}
-        model = server.global_model.data_ptr()
-        self._alike = all(member.global_model.data_ptr() == model for member in members)
+        self._alike = all(member.follows for member in members)
 
     @property
     def key(self) -> str:
@@ -178,13 +177,13 @@ class Architectures(Stage):
         places = message.places
         assert places is not None
         rows = len(message.values)
-        wide = message.values.new_zeros(rows, self._server.space.size)
+        has = message.values.new_zeros(self._server.space.size)
+        has[places] = 1
+        wide = message.values.new_zeros(rows, len(has))
         wide[:, places] = message.values
-        has = torch.zeros_like(wide)
-        has[:, places] = 1
         return {
             name: replace(message, values=wide, places=None),
-            name + SHARE: Message(has, 0, weighting=message.weighting),
+            name + SHARE: Message(has.expand(rows, -1), 0, weighting=message.weighting),
         }
 
 

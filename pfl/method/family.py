@@ -157,8 +157,7 @@ class FamilySimulation(Simulation):
     """
 
     def __init__(self, server: Method, members: Sequence[Method], kinds: np.ndarray) -> None:
-        # In a list, since a module that is an attribute of a module would become a part of it.
-        self._server = [server]
+        self._server = server
         self.members = members
         self.kinds = kinds
 
@@ -194,10 +193,10 @@ class FamilySimulation(Simulation):
         return super().train_group(method, download, read, clients)
 
     def receiver(self, method: Method) -> Callable[[Clients], None]:
-        return super().receiver(self._server[0])
+        return super().receiver(self._server)
 
     def evaluation(self, method: Method) -> Evaluation:
-        return FamilyEvaluation(self._server[0], self, self.loop, method.device, self.stages)
+        return FamilyEvaluation(self._server, self, self.loop, method.device, self.stages)
 
     def _acting(self, method: Method) -> list[Method]:
         """Returns the members, whose hooks are checked where those of the server are."""

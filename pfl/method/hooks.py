@@ -98,6 +98,8 @@ class Method(MethodTools):
     reads_products: ClassVar[bool] = False
     """Whether the server reads the mean of the products B A of LoRA's factors."""
     weighting: Literal["samples", "uniform"]
+    follows: bool
+    """Whether a member of a family has the server's network and values, and moves with them."""
     members: Sequence[Method]
     """The methods of the clients' networks, where clients have networks of their own."""
 

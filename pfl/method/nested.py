@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +43,11 @@ def nested_places(wide: Sequence[Layer], narrow: Sequence[Layer], shift: int = 0
         >>> nested_places(*layers, shift=2)  # units 2 and 0, with two weights each, and biases
         tensor([4, 5, 0, 1, 8, 6])
     """
+    return _nested_places(tuple(wide), tuple(narrow), shift)
+
+
+@lru_cache(maxsize=8)  # of the networks of a round; each is as long as its network
+def _nested_places(wide: tuple[Layer, ...], narrow: tuple[Layer, ...], shift: int) -> Tensor:
     if len(wide) != len(narrow):
         raise ConfigError(
             f"model.network: the server's network has {len(wide)} parameters and a client's "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -82,19 +80,12 @@ class EarlyStopping:
 
     def _losses(self, v: Tensor, rows: np.ndarray) -> np.ndarray:
         """Returns the mean validation losses of some rows' models; NaN without samples."""
-        clients = self._clients
-        sizes = clients.data.sizes("val", clients.ids[rows])
-        order = rows[np.argsort(-sizes, kind="stable")]
-        places = torch.from_numpy(order).to(v.device)
-        own = replace(clients, ids=clients.ids[order], split="val", state={}, received={})
-        own = replace(own, personal_messages=frozenset())
-        buffers = some_rows(clients.buffers, places)
-        w = v[places]
-        total = np.zeros(len(order))
-        for part, batch in own.samples():
-            losses = self._oracle.evaluate(w[part], batch, some_rows(buffers, part))[0]
-            total[part] += losses.sum(1).double().cpu().numpy()
-        found = np.full(len(clients), np.nan)
+        own = self._clients.rows(rows)
+        w = v[torch.from_numpy(rows).to(v.device)]
+        total = np.zeros(len(rows))
+        for places, batch in own.validation_samples():
+            buffers = some_rows(own.buffers, places)
+            losses = self._oracle.evaluate(w[places], batch, buffers)[0]
+            total[places.cpu().numpy()] += losses.sum(1).double().cpu().numpy()
         with np.errstate(invalid="ignore"):
-            found[order] = total / own.sizes
-        return found[rows]
+            return total / own.data.sizes("val", own.ids)

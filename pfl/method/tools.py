@@ -194,12 +194,9 @@ class MethodTools(LocalTraining):
         data = loop.datamodule
         if self.family is None:
             return np.zeros(loop.num_clients, np.int64)
-        names = data.client_names
-        if names is None:
-            names = [str(client) for client in range(loop.num_clients)]
         try:
             rng = generator(loop.seed, "family")
-            return self.family.assign([*names], data.client_sizes, rng)
+            return self.family.assign(data.names_or_numbers, data.client_sizes, rng)
         except ValueError as error:
             raise ConfigError(f"model.network: {error}") from error
 

@@ -249,9 +249,7 @@ class Participation:
         """What `by_client` says of all clients, float64 by name; 1 where it says nothing."""
         total = self.datamodule.num_clients
         names = self.datamodule.client_names
-        known = [str(number) for number in range(total)]
-        if names is not None:
-            known = names
+        known = self.datamodule.names_or_numbers
         places = {name: number for number, name in enumerate(known)}
         factors = {key: np.ones(total) for key in BY_CLIENT}
         for name, given in (self.by_client or {}).items():

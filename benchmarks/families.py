@@ -8,9 +8,9 @@ than they change time. A ratio is that of one turn: the round of the family over
 five; the table has the smallest, the median and the largest one.
 """
 
-import os
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -22,27 +22,28 @@ from benchmarks.compare import machine
 from pfl import FederatedLoop
 from pfl.algorithms import FederatedAlgorithm, FedProto, LGFedAvg, LocalTrain
 from pfl.datamodules import IID, TensorDataModule
+from pfl.method import Network
 from pfl.models import CNN, MLP, Family, LeNet5, SmallCNN
 
 CLIENTS, SAMPLES, FEATURES = 20, 200, 32
 ROUNDS, TURNS = 3, 3
+
+
+def _mlp(width: int) -> nn.Module:
+    return MLP(784, (width, FEATURES))
+
+
 SETS: dict[str, dict[str, Callable[[], nn.Module]]] = {
-    "five MLPs": {
-        f"MLP {width}": lambda width=width: _mlp(width) for width in (16, 32, 64, 128, 256)
-    },
+    "five MLPs": {f"MLP {width}": partial(_mlp, width) for width in (16, 32, 64, 128, 256)},
     "MLPs and CNNs": {
-        "MLP 64": lambda: _mlp(64),
-        "MLP 256": lambda: _mlp(256),
-        "SmallCNN": lambda: SmallCNN(width=8),
+        "MLP 64": partial(_mlp, 64),
+        "MLP 256": partial(_mlp, 256),
+        "SmallCNN": partial(SmallCNN, width=8),
         "LeNet5": LeNet5,
         "CNN": CNN,
     },
 }
 METHODS = {"LocalTrain": LocalTrain, "FedProto": FedProto, "LGFedAvg": LGFedAvg}
-
-
-def _mlp(width: int) -> nn.Module:
-    return MLP(784, (width, FEATURES))
 
 
 def data(clients: int) -> TensorDataModule:
@@ -55,7 +56,7 @@ def data(clients: int) -> TensorDataModule:
     )
 
 
-def seconds(network: nn.Module, kind: type[FederatedAlgorithm], clients: int) -> float:
+def seconds(network: Network, kind: type[FederatedAlgorithm], clients: int) -> float:
     """Processor seconds of a round, the median of some."""
     method = kind(network, lr=0.01, batch_size=10)
     loop = FederatedLoop(data(clients))
@@ -64,8 +65,7 @@ def seconds(network: nn.Module, kind: type[FederatedAlgorithm], clients: int) ->
 
 def main() -> None:
     torch.set_num_threads(1)
-    load = os.getloadavg()[0]
-    print(f"{machine()} One thread, {TURNS} turns; the load was {load:.1f} when it began.\n")
+    print(f"{machine()} One thread, {TURNS} turns.\n")
     print("| networks | method | family, ms | sum of five, ms | ratio: least | median | most |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for key, makers in SETS.items():

@@ -279,7 +279,7 @@ def heads_and_centre(x: Exchange) -> tuple[float, float]:
 
 def shared_part(x: Exchange) -> tuple[float, float]:
     """All values but those of the personal part, each way."""
-    floats = int((~x.algorithm.personal_part).sum())
+    floats = int((~np.asarray(x.algorithm.personal_part)).sum())
     return floats, floats
 
 

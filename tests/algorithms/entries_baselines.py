@@ -73,7 +73,7 @@ def on_factors(kind: type[FederatedAlgorithm], pair: float | None = None, **plai
 def drawn_alike(kind: type[FederatedAlgorithm]) -> Any:
     """A method that draws the layers that it adds to a network: the same ones in all runs."""
 
-    class Drawn(kind.wrapper):  # type: ignore[misc, name-defined]
+    class Drawn(kind.wrapper):  # type: ignore[name-defined]
         def __init__(self, network: nn.Module) -> None:
             with torch.random.fork_rng():
                 torch.manual_seed(4)

@@ -297,7 +297,7 @@ def test_a_client_of_a_drawn_family_has_what_it_has_among_its_kind(tmp_path, see
                     )
 
 
-@pytest.mark.parametrize("kind", [FedTGP, FedDistill, LGFedAvg])
+@pytest.mark.parametrize("kind", [FedTGP, FedDistill])
 def test_a_drawn_family_learns(tmp_path, kind):
     """Every network of it: each client's loss on its own samples falls."""
     settings = SMALL | {"lr": 0.05, "local_epochs": 2}
@@ -307,11 +307,12 @@ def test_a_drawn_family_learns(tmp_path, kind):
     for client in range(7):
         x, y = data.samples.gather(torch.from_numpy(data.partition.train[client]))
         first = drawn(7).networks[names[client % len(names)]].double().eval()
-        losses = [
-            float(nn.functional.cross_entropy(network(x.double()), y))
-            for network in (first, client_network(method, client))
-        ]
-        assert losses[1] < losses[0]
+        with torch.no_grad():
+            before, after = (
+                float(nn.functional.cross_entropy(network(x.double()), y))
+                for network in (first, client_network(method, client))
+            )
+        assert after < before
 
 
 def test_a_drawn_family_runs_in_any_order_and_resumes(tmp_path):

@@ -367,22 +367,31 @@ def deploy(given: argparse.Namespace) -> None:
 
 
 def node(given: argparse.Namespace) -> None:
-    """Serve as a party, beside `flower-supernode`, until a signal ends it.
+    """Serve as a party until a signal ends it: it trains on its own samples, and keeps its states.
 
-    The party trains on its own samples, and keeps its states.
+    With `superlink` in its file it is a node of that SuperLink; without, `flower-supernode` must
+    run beside it.
     """
     refuse_windows("node: this command")
-    from pfl.deploy.app import check_text, read_node
+    from pfl.deploy.app import check_server, check_text, read_link, read_node
 
     worker, address = read_node(given.config, given.client)
-    if given.check:
-        print(check_text(worker))
-        return
+    link = read_link(given.config, given.superlink)
+    where: object = address
+    if link is not None:
+        where = link.address
 
     def tell() -> None:
-        print(f"party {worker.client}: ready at {address}", flush=True)
+        print(f"party {worker.client}: ready at {where}", flush=True)
 
-    worker.serve(address, tell)
+    if given.check:
+        print(check_text(worker), flush=True)
+        if link is not None:
+            print(check_server(worker, link, tell, given.seconds))
+    elif link is not None:
+        worker.serve_link(link, tell)
+    else:
+        worker.serve(address, tell)
 
 
 def cite(given: argparse.Namespace) -> None:
@@ -532,7 +541,11 @@ def add_parsers(commands: Any) -> None:
     one = command(node, "serve as a party of a Flower app")
     one.add_argument("--config", type=Path, required=True, help="the party's file")
     one.add_argument("--client", type=int, help="the party's number; default: the file's")
-    one.add_argument("--check", action="store_true", help="compares the samples with the run's")
+    one.add_argument("--check", action="store_true", help="compares the party with the run")
+    wait = "how long --check waits for the server to ask; default: 60"
+    one.add_argument("--seconds", type=_positive, default=60.0, help=wait)
+    there = "host:port of the SuperLink; default: the file's"
+    one.add_argument("--superlink", metavar="ADDRESS", help=there)
 
 
 def predict_parser() -> CommandParser:

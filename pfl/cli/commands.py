@@ -364,6 +364,10 @@ def deploy(given: argparse.Namespace) -> None:
 
     parties = write_app(given.others, given.out)
     print(f"{given.out} (an app for {parties} parties)")
+    if given.tls is not None:
+        from pfl.deploy.keys import write_keys
+
+        print(f"{write_keys(given.out, given.tls, parties)} (certificates and keys: secret)")
 
 
 def node(given: argparse.Namespace) -> None:
@@ -537,6 +541,8 @@ def add_parsers(commands: Any) -> None:
     one.usage = "pfl deploy --config FILE [--model.KEY VALUE ...] --out FOLDER"
     one.allow_abbrev = False
     one.add_argument("--out", type=Path, required=True, help="the folder of the app")
+    tls = "write certificates and keys, too; HOST is where the parties reach the server"
+    one.add_argument("--tls", metavar="HOST", help=tls)
 
     one = command(node, "serve as a party of a Flower app")
     one.add_argument("--config", type=Path, required=True, help="the party's file")

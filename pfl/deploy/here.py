@@ -29,6 +29,7 @@ from typing import IO, Any
 from pfl import files
 from pfl.configuration.files import read
 from pfl.deploy.app_folder import toml_text
+from pfl.deploy.gate import gate
 from pfl.deploy.link import QUIET
 from pfl.errors import ConfigError
 
@@ -55,6 +56,7 @@ class Federation:
         self.app = app
         self.keys = keys
         self.port = port
+        self.inner = port  # the SuperLink's own
         self.parties = parties
         self.words = words
         self.processes: dict[str, subprocess.Popen] = {}
@@ -70,6 +72,11 @@ class Federation:
         self._prepare(home)
         if self.keys is None:
             self._start_parties()
+            return self._run()
+        with gate(self.port, self.inner, self.keys / "server"):
+            return self._run()
+
+    def _run(self) -> int:
         while not self._answers():
             self._look()
         nodes = []
@@ -105,18 +112,13 @@ class Federation:
                     f"there is no program {program} beside {sys.executable}; pip install "
                     f"'.[deploy]' there"
                 )
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind(("127.0.0.1", self.port))
-            except OSError as error:
-                raise ConfigError(
-                    f"port {self.port} is in use ({error.strerror}); end what uses it, or give "
-                    f"--port"
-                ) from error
+        if self.keys is None:
+            _free_port(self.port)
+        else:
+            self.inner = _free_port(0)
         os.environ["FLWR_HOME"] = str(home)
         words = ["flower-superlink", "--disable-runtime-dependency-installation"]
-        words += ["--port", str(self.port)]
+        words += ["--port", str(self.inner)]
         safety = "insecure = true"
         if self.keys is None:
             words += ["--insecure"]
@@ -126,8 +128,7 @@ class Federation:
             words += ["--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"]
             words += ["--ssl-certfile", str(server / "server.crt")]
             words += ["--ssl-keyfile", str(server / "server.key")]
-            words += ["--host", "0.0.0.0"]
-        text = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"'
+        text = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.inner}"'
         files.write(home / "config.toml", f"{text}\n{safety}\n")
         self._start("flower-superlink", words)
 
@@ -169,7 +170,7 @@ class Federation:
         return process
 
     def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.inner), 1.0):
             return True
         return False
 
@@ -204,6 +205,23 @@ class Federation:
         for process in running:
             _signal(process, signal.SIGKILL)
             process.wait()
+
+
+def _free_port(port: int) -> int:
+    """Returns a port that is free on this machine; a ConfigError if this one is not.
+
+    Args:
+        port: The port; 0: any.
+    """
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} is in use ({error.strerror}); end what uses it, or give --port"
+            ) from error
+        return trial.getsockname()[1]
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:
@@ -244,7 +262,7 @@ def main(words: list[str]) -> int:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(128 + number))
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         parties = read(given.app / "server.yaml")["data"]["init_args"]["num_clients"]
         if given.server:

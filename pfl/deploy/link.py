@@ -99,17 +99,25 @@ class Link:
             patience: The seconds after which a SuperLink that cannot be reached is an error; None:
                 it may be started later.
         """
+        taken = False
         while not until():
-            with connect(self, patience) as node:
-                ready()
-                node.tell_lost(in_hand)
-                pause = SHORTEST
-                while not until():
-                    if node.answer_next(answer, in_hand):
-                        pause = SHORTEST
-                    else:
-                        pause = min(1.2 * pause, LONGEST)
-                        time.sleep(pause)
+            try:
+                with connect(self, patience) as node:
+                    if not taken:
+                        ready()
+                    taken = True
+                    node.tell_lost(in_hand)
+                    pause = SHORTEST
+                    while not until():
+                        if node.answer_next(answer, in_hand):
+                            pause = SHORTEST
+                        else:
+                            pause = min(1.2 * pause, LONGEST)
+                            time.sleep(pause)
+            except ConfigError as error:
+                if not taken:
+                    raise
+                print(error, file=sys.stderr, flush=True)  # a new SuperLink, which has no keys yet
             if not until():
                 time.sleep(LONGEST)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import os
 import pydoc
 import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from jsonargparse import Namespace
 
 import pfl
@@ -238,11 +242,31 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
     """
     quiet()
     try:
-        with report_signals():
+        with report_signals(), _only_server(Path(options["runs"], options["name"]).resolve()):
             _ServerCLI(channel, app, options)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise
+
+
+@contextmanager
+def _only_server(run: Path) -> Iterator[None]:
+    """Holds the lock of a run's server; a ConfigError if another process has it."""
+    name = hashlib.sha256(str(run).encode()).hexdigest()[:16]
+    lock = FileLock(
+        Path(tempfile.gettempdir()) / f"pfl-server-{os.getuid()}-{name}.lock", timeout=0
+    )
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"name: another server works for the run {run}; end it first (flwr stop), or give "
+            f"another name"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _number(key: str, value: Any) -> float:

@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.request = self.server.context.wrap_socket(self.request, server_side=True)
         super().setup()
 
-    def do_POST(self) -> None:  # noqa: N802 - as the base class calls it
+    def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         known = FLEET.fullmatch(self.path) and length.isascii() and length.isdigit()
         if not known or int(length) > LIMIT or "Transfer-Encoding" in self.headers:

@@ -26,8 +26,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from pfl import files
-from pfl.configuration.files import read
 from pfl.deploy.app_folder import toml_text
 from pfl.deploy.gate import gate
 from pfl.deploy.link import QUIET
@@ -128,7 +129,9 @@ class Federation:
             words += ["--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"]
             words += ["--ssl-certfile", str(server / "server.crt")]
             words += ["--ssl-keyfile", str(server / "server.key")]
-        text = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.inner}"'
+        text = (
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.inner}"'
+        )
         files.write(home / "config.toml", f"{text}\n{safety}\n")
         self._start("flower-superlink", words)
 
@@ -250,6 +253,14 @@ def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("party-"))
 
 
+def _number_of_parties(path: Path) -> int:
+    """Returns how many parties the run of an app has."""
+    try:
+        return int(yaml.safe_load(path.read_text())["data"]["init_args"]["num_clients"])
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path.parent} is no folder that pfl deploy has written") from error
+
+
 def main(words: list[str]) -> int:
     """Runs the command; returns its status."""
     parser = argparse.ArgumentParser("python -m pfl.deploy.here", description=__doc__)
@@ -264,9 +275,9 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
-        parties = read(given.app / "server.yaml")["data"]["init_args"]["num_clients"]
-        if given.server:
-            parties = 0
+        parties = 0
+        if not given.server:
+            parties = _number_of_parties(given.app / "server.yaml")
         keys = given.keys
         if keys is not None:
             keys = keys.resolve()

@@ -308,5 +308,7 @@ def _compose(app: Path, parties: int) -> str:
                 f"./party-{party}:{PLACE}/{keys}/party-{party}",
             ],
         }
-    comment = "# All of a federation with docker compose, or, with one service's name, a part of it.\n"
+    comment = (
+        "# All of a federation with docker compose, or, with one service's name, a part of it.\n"
+    )
     return comment + yaml.safe_dump({"services": services}, sort_keys=False)

@@ -20,19 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from pfl import files
-from pfl.deploy.schema import one_line
+from pfl.deploy.here import QUIET
 from pfl.errors import ConfigError
 
 SHORTEST = 0.1  # seconds between two looks for messages while a round is going on
 LONGEST = 2.0  # and where nothing has come for a while
 KEYS = ("address", "certificates", "key")
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-}
-"""The environment of Flower's processes: nothing is told to its makers, and the server's app starts
-at once."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +161,8 @@ class Node:
         from flwr.app import ConfigRecord, Message, RecordDict
         from flwr.common.serde import message_from_proto
         from flwr.proto.message_pb2 import Message as MessageProto
+
+        from pfl.deploy.schema import one_line
 
         if not in_hand.is_file():
             return

@@ -1,14 +1,17 @@
 """A server and parties in processes of their own, which are killed at random moments.
 
     python -m pytest tests/deploy/kills.py
+    KILLS=50 python -m pytest -s tests/deploy/kills.py -k flower
 
-It takes minutes, and is not among the tests that pytest finds.
+The second is over Flower's real processes, with TLS and keys. It takes minutes, and is not among the tests that pytest finds.
 """
 
 import json
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 from multiprocessing import connection
 from pathlib import Path
@@ -22,7 +25,7 @@ from pfl.deploy.app import run_server
 from pfl.deploy.channel import Channel
 from pfl.deploy.wire import unpack
 from tests.algorithms.methods import differing
-from tests.commands import call
+from tests.commands import ROOT, call, free_port
 from tests.deploy.computed import computed
 
 PARTIES, ROUNDS = 4, 60
@@ -90,6 +93,24 @@ def serve(folder, server):
     run_server(channel, Path("app"), options)
 
 
+def compare(folder, states, count):
+    """Compares a run's models and states with those of a simulation with the same drop-outs."""
+    notes = {note[0]: note[1:] for note in map(json.loads, Path("noted").read_text().splitlines())}
+    rounds = [notes[index] for index in range(count)]
+    trace = [asked for asked, _ in rounds]
+    dropout = [sorted({*asked} - {*answered}) for asked, answered in rounds]
+    words = [*WORDS, "--loop.trace", json.dumps(trace), "--loop.dropout", json.dumps(dropout)]
+    words += ["--trainer.max_epochs", count, "--trainer.name", "run"]
+    status, _, err = call("fit", *words, "--trainer.default_root_dir", "s")
+    assert status == 0, err
+    actual = computed(folder / "runs/run", states)
+    expected = computed(folder / "s/run")
+    unknown = "dropped", "wire_bytes", "train/samples", "samples_seen", "parameters/personalized"
+    names = {name for name in differing(actual, expected) if not name.endswith(unknown)}
+    assert {name for name in names if " test/" not in name} == set(), (trace, dropout)
+    return sum(map(len, dropout))
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.cli
@@ -126,18 +147,7 @@ def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monke
         process.join()
     assert processes[True].exitcode == 0
 
-    notes = {note[0]: note[1:] for note in map(json.loads, Path("noted").read_text().splitlines())}
-    rounds = [notes[index] for index in range(ROUNDS)]
-    trace = [asked for asked, _ in rounds]
-    dropout = [sorted({*asked} - {*answered}) for asked, answered in rounds]
-    words = [*WORDS, "--loop.trace", json.dumps(trace), "--loop.dropout", json.dumps(dropout)]
-    status, _, err = call("fit", *words, "--trainer.name", "run", "--trainer.default_root_dir", "s")
-    assert status == 0, err
-    actual = computed(tmp_path / "runs/run", tmp_path / "app/parties")
-    expected = computed(tmp_path / "s/run")
-    unknown = "dropped", "wire_bytes", "train/samples", "samples_seen", "parameters/personalized"
-    names = {name for name in differing(actual, expected) if not name.endswith(unknown)}
-    assert {name for name in names if " test/" not in name} == set(), (trace, dropout)
+    compare(tmp_path, tmp_path / "app/parties", ROUNDS)
 
     for run, more in (("runs", ["--states", "app/parties"]), ("s", [])):
         path = ["--ckpt_path", f"{run}/run/checkpoints/last.ckpt", "--client", 1]
@@ -148,3 +158,73 @@ def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monke
         "export", *path[:1], "runs/run/checkpoints/last.ckpt", *path[2:], "--out", "x"
     )
     assert (status, err) == (2, "error: export: --states: party 1 has them; give its folder\n")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
+def test_a_federation_over_flower_that_is_killed_at_random_is_the_simulation(tmp_path, monkeypatch):
+    """The SuperLink and the server's program are killed together, and parties one by one."""
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install '.[deploy]'")
+    kills = int(os.environ.get("KILLS", "10"))
+    rounds = 8 * kills
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS, "--trainer.name", "run", "--trainer.max_epochs", rounds]
+    assert call("deploy", *words, "--out", "app", "--tls", "localhost")[0] == 0
+    server = Path("app/server_app.py")
+    text = server.read_text()
+    server.write_text(text.replace("from pfl.deploy.flower", "from tests.deploy.noted"))
+    port = free_port()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PFL_NOTED": str(tmp_path / "noted")}
+    env["OMP_NUM_THREADS"] = "1"
+    timeout = "timeout=60.0"
+    commands = {}
+    commands["server"] = ["-m", "pfl.deploy.here", "app", "--server", "--keys", "app-keys"]
+    commands["server"] += ["--port", str(port), "--run-config", timeout]
+    for party in range(PARTIES):
+        file = tmp_path / f"app-keys/party-{party}/party.yaml"
+        file.write_text(file.read_text().replace("localhost:8000", f"localhost:{port}"))
+        commands[party] = ["-m", "pfl", "node", "--config", str(file)]
+
+    def start(name):
+        with Path(f"{name}.log").open("a") as log:
+            options = {"env": env, "stdout": log, "stderr": subprocess.STDOUT}
+            return subprocess.Popen([sys.executable, *commands[name]], **options)
+
+    processes = {name: start(name) for name in commands}
+    draw = random.Random()
+    victims = [
+        *("server" for _ in range(kills // 8)),
+        *(draw.randrange(PARTIES) for _ in range(99)),
+    ]
+    victims = victims[:kills]
+    draw.shuffle(victims)
+    end = time.monotonic() + 60 * kills
+    seen = 0
+    while processes["server"].poll() != 0 and time.monotonic() < end:
+        time.sleep(draw.uniform(0, 4))
+        for name in commands:  # as systemd does it
+            if processes[name].poll() not in (None, 0):
+                processes[name] = start(name)
+        lines = 0
+        if Path("noted").exists():
+            lines = len(Path("noted").read_text().splitlines())
+        if victims and lines > seen:  # the one that was killed is back, or its loss was noticed
+            seen = lines
+            name = victims.pop()
+            processes[name].kill()
+            processes[name].wait()
+            processes[name] = start(name)
+    for process in processes.values():
+        process.kill()
+        process.wait()
+    assert processes["server"].returncode == 0, Path("server.log").read_text()[-3000:]
+    assert victims == []
+    states = tmp_path / "states"
+    states.mkdir()
+    for party in range(PARTIES):
+        for path in Path(f"app-keys/party-{party}/states").glob(f"*/client-{party}"):
+            (states / path.parent.name).mkdir(exist_ok=True)
+            path.rename(states / path.parent.name / path.name)
+    lost = compare(tmp_path, states, rounds)
+    print(f"{kills} kills, {rounds} rounds, {lost} messages lost")

@@ -253,9 +253,8 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
 def _only_server(run: Path) -> Iterator[None]:
     """Holds the lock of a run's server; a ConfigError if another process has it."""
     name = hashlib.sha256(str(run).encode()).hexdigest()[:16]
-    lock = FileLock(
-        Path(tempfile.gettempdir()) / f"pfl-server-{os.getuid()}-{name}.lock", timeout=0
-    )
+    path = Path(tempfile.gettempdir()) / f"pfl-server-{os.getuid()}-{name}.lock"
+    lock = FileLock(path, timeout=0)
     try:
         lock.acquire()
     except Timeout as error:

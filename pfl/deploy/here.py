@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import queue
 import re
@@ -28,16 +29,20 @@ from typing import IO, Any
 
 import yaml
 
-from pfl import files
-from pfl.deploy.app_folder import toml_text
 from pfl.deploy.gate import gate
-from pfl.deploy.link import QUIET
 from pfl.errors import ConfigError
 
 EVERY = 10.0  # seconds without a line after which one says what is awaited
 GRACE = 5.0  # seconds that processes have to end before they are killed
 PROGRAMS = ("flower-superlink", "flower-superexec", "flwr", "flwr-serverapp")
 COLORS = re.compile("\x1b\\[[0-9;]*m")
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+}
+"""The environment of Flower's processes: nothing is told to its makers, and the server's app starts
+at once."""
 
 
 class Federation:
@@ -125,14 +130,19 @@ class Federation:
             words += ["--insecure"]
         else:
             server = self.keys / "server"
-            safety = f"root-certificates = {toml_text(str(server / 'ca.crt'))}"
+            path = json.dumps(str(server / "ca.crt"), ensure_ascii=False)  # a text of TOML, too
+            safety = f"root-certificates = {path}"
             words += ["--ssl-ca-certfile", str(server / "ca.crt"), "--enable-supernode-auth"]
             words += ["--ssl-certfile", str(server / "server.crt")]
             words += ["--ssl-keyfile", str(server / "server.key")]
-        text = (
-            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.inner}"'
-        )
-        files.write(home / "config.toml", f"{text}\n{safety}\n")
+        text = f"""\
+[superlink]
+default = "here"
+[superlink.here]
+address = "127.0.0.1:{self.inner}"
+{safety}
+"""
+        (home / "config.toml").write_text(text)
         self._start("flower-superlink", words)
 
     def _start_parties(self) -> None:

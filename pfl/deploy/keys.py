@@ -1,4 +1,4 @@
-"""What `pfl deploy --tls` writes: a private authority, certificates, keys of nodes, and services."""
+"""What `pfl deploy --tls` writes: an authority, certificates, keys of nodes, and services."""
 
 from __future__ import annotations
 
@@ -308,7 +308,5 @@ def _compose(app: Path, parties: int) -> str:
                 f"./party-{party}:{PLACE}/{keys}/party-{party}",
             ],
         }
-    comment = (
-        "# All of a federation with docker compose, or, with one service's name, a part of it.\n"
-    )
+    comment = "# For docker compose: the whole federation, or the service that `up` names.\n"
     return comment + yaml.safe_dump({"services": services}, sort_keys=False)

@@ -3,7 +3,8 @@
     python -m pytest tests/deploy/kills.py
     KILLS=50 python -m pytest -s tests/deploy/kills.py -k flower
 
-The second is over Flower's real processes, with TLS and keys. It takes minutes, and is not among the tests that pytest finds.
+The second is over Flower's real processes, with TLS and keys. They take minutes, and are not among
+the tests that pytest finds.
 """
 
 import json
@@ -193,11 +194,8 @@ def test_a_federation_over_flower_that_is_killed_at_random_is_the_simulation(tmp
 
     processes = {name: start(name) for name in commands}
     draw = random.Random()
-    victims = [
-        *("server" for _ in range(kills // 8)),
-        *(draw.randrange(PARTIES) for _ in range(99)),
-    ]
-    victims = victims[:kills]
+    victims = ["server"] * (kills // 8)
+    victims += [draw.randrange(PARTIES) for _ in range(kills - len(victims))]
     draw.shuffle(victims)
     end = time.monotonic() + 60 * kills
     seen = 0

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,10 @@ class Link:
                 it may be started later.
         """
         taken = False
+        number = in_hand.with_suffix(".node")
         while not until():
             try:
-                with connect(self, patience) as node:
+                with connect(self, number, patience) as node:
                     if not taken:
                         ready()
                     taken = True
@@ -196,8 +197,14 @@ class Node:
 
 
 @contextmanager
-def connect(link: Link, patience: float | None = None) -> Iterator[Node]:
+def connect(link: Link, note: Path, patience: float | None = None) -> Iterator[Node]:
     """Connects with a SuperLink; errors within the block end the connection, and are printed.
+
+    Args:
+        link: Where the SuperLink is.
+        note: A file for the number of the node. If it is there, its process was killed, and the
+            SuperLink would take no other one for a minute.
+        patience: The seconds after which a SuperLink that cannot be reached is an error.
 
     Raises:
         ConfigError: There is no Flower that this can use, the key is no key, or the SuperLink does
@@ -228,6 +235,8 @@ def connect(link: Link, patience: float | None = None) -> Iterator[Node]:
                 f"superlink.key: {link.key} is not of ECDSA; make one with ssh-keygen -t ecdsa"
             )
         keys = (private, private.public_key())
+        if note.is_file():
+            _leave(link.address, certificates, keys, note.read_text())
     names = ("receive", "send", "get_run", "get_fab", "pull_object", "push_object", "confirm")
     try:
         with http_request_response(
@@ -237,7 +246,9 @@ def connect(link: Link, patience: float | None = None) -> Iterator[Node]:
             keys,
             max_wait_time=patience,
         ) as (number, *calls):
+            files.write(note, str(number))
             yield Node(number, dict(zip(names, calls, strict=True)))
+        note.unlink(missing_ok=True)
     except SystemExit as error:
         if error.code != 1:  # a signal
             raise
@@ -245,3 +256,21 @@ def connect(link: Link, patience: float | None = None) -> Iterator[Node]:
             f"superlink: {link.address} does not take this party; the lines above say why. Is the "
             f"SuperLink there, and has it the party's key (flwr supernode register)?"
         ) from error
+
+
+def _leave(address: str, certificates: bytes | None, keys: Any, number: str) -> None:
+    """Tells a SuperLink that the process of a node has ended."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    interceptors = [version, NodeAuthHttpInterceptor(*keys)]
+    with (
+        suppress(Exception),  # it is another SuperLink, or not there: connecting says so
+        FleetHttpClient.from_server_address(
+            address, False, certificates, interceptors=interceptors
+        ) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=int(number)))

@@ -259,6 +259,12 @@ def _last_line(path: Path) -> str:
     return next((line for line in reversed(lines) if line), "it has said nothing")
 
 
+def _leave(number: int, _: object) -> None:
+    """Ends this program at a signal, and with it all others."""
+    print(f"error: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    sys.exit(128 + number)
+
+
 def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("party-"))
 
@@ -282,8 +288,8 @@ def main(words: list[str]) -> int:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
         parties = 0
         if not given.server:
@@ -300,9 +306,6 @@ def main(words: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("error: ended by SIGINT", file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

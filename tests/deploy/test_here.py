@@ -161,7 +161,7 @@ def tell(*words):
 REAPER = """
 import ctypes, json, os, subprocess, sys, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans of all below become children of this process
-process = subprocess.Popen(sys.argv[1:])
+process = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
 print(process.pid, flush=True)
 process.wait()
 end = time.monotonic()
@@ -189,7 +189,7 @@ class TestEndings:
 def ending(app, number, seconds):
     """Runs a federation, ends it, and returns how many seconds the last process has outlived it."""
     words = [sys.executable, "-c", REAPER, sys.executable, "-m", "pfl.deploy.here", str(app)]
-    with Path("out.log").open("w") as log:
+    with Path("out.log").open("w") as log:  # of the federation
         process = subprocess.Popen(
             [*words, "--port", str(free_port())],
             stdout=subprocess.PIPE,

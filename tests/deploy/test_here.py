@@ -97,6 +97,23 @@ def test_a_script_whose_python_is_gone_says_so(app):
     assert (done.returncode, done.stderr) == (1, line)
 
 
+def test_a_process_that_is_started_when_a_signal_comes_is_ended_too(tmp_path, monkeypatch):
+    federation = here.Federation(tmp_path, None, 1, 0, [])
+    start = subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        process = start(*arguments, **options)
+        federation.leave(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(here.subprocess, "Popen", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        federation._start("one", ["sleep", "60"])
+    assert ended.value.code == 128 + signal.SIGINT
+    federation.end()
+    assert federation.processes["one"].poll() == -signal.SIGTERM
+
+
 # ---- how a party and its server know each other -------------------------------------------------
 
 

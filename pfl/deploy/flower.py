@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import queue
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl.deploy.channel import Answer, Channel
+from pfl.distributed.orphan import PR_SET_PDEATHSIG
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -113,4 +117,6 @@ def serve(grid: Grid, app: Path, options: Mapping[str, Any]) -> None:
     """Runs the server of an app that `pfl deploy` has written; the ServerApp calls it."""
     from pfl.deploy.app import run_server
 
+    if sys.platform == "linux":  # a reply that is still being fetched would keep it alive
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     run_server(FlowerGrid(grid), app, options)

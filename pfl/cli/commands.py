@@ -147,6 +147,31 @@ def tune(given: argparse.Namespace) -> None:
     print(", ".join(map(str, tuned.write(out))))
 
 
+def search(given: argparse.Namespace) -> None:
+    """Judge edits of one method file: a budget of tries, and a verdict on seeds nobody has seen.
+
+    `try` scores the file as it stands on validation samples, `judge` tests the best try against the
+    baseline on new seeds, `show` repeats all records. A record is one line of JSON.
+    """
+    import json
+
+    from pfl.configuration import files
+    from pfl.experiments.search import Search
+
+    if files.find(given.file) is None:
+        raise ConfigError(f"search: {given.file}: there is no such file")
+    one = Search.from_file(given.file)
+    out = one.folder("search", given.out)
+    if given.step == "try":
+        records = [one.attempt(out, given.jobs)]
+    elif given.step == "judge":
+        records = [one.judge(out, given.jobs)]
+    else:
+        records = one.records(out)
+    for record in records:
+        print(json.dumps(record))
+
+
 def reproduce(given: argparse.Namespace) -> None:
     """Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF).
 
@@ -486,6 +511,12 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
     runs(one, "methods")
 
+    one = command(search, "judge edits of one method file, in tries and on seeds never seen")
+    one.add_argument("step", choices=("try", "judge", "show"), help="what to do")
+    one.add_argument("file", help="a YAML file of `pfl compare` with two runs and the key `search`")
+    one.add_argument("--out", type=Path, help="the folder of runs and records")
+    one.add_argument("--jobs", type=_at_least_one, help="runs at a time; default: as many as fit")
+
     one = command(report, "make a page of runs for the browser")
     folders = "folders of runs, or folders that hold such folders"
     one.add_argument("folder", nargs="+", type=Path, help=folders)
@@ -558,6 +589,7 @@ COMMANDS = (
     "partition",
     "compare",
     "tune",
+    "search",
     "report",
     "export",
     "evaluate",

@@ -27,7 +27,7 @@ from pfl.datamodules.sources.rdatasets import rdata
 OUT = Path("data/leaderboard20")
 CLIENTS = 24
 ROWS = 150  # of a client at most
-IMAGES = 1500  # of a problem
+IMAGES = 1000  # of a problem
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 WINDOW = 8  # letters before the one that is the class
 
@@ -232,7 +232,7 @@ def clothes() -> dict[str, np.ndarray]:
 
 
 def domains() -> dict[str, np.ndarray]:
-    """Digits of MNIST and of scikit-learn, 14x14: twelve clients have those of one source each."""
+    """Digits of MNIST and of scikit-learn, 14x14: four clients have those of one source each."""
     loaded = DigitDomainsDataModule(num_clients=2).load()
     targets = np.asarray(loaded.train.targets)
     owners = np.asarray(loaded.client_ids)[: len(targets)].astype(str)

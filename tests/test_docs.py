@@ -265,9 +265,8 @@ def test_the_page_of_a_method_has_its_rows_of_the_tables():
 
 def test_the_advice_has_the_numbers_of_the_leaderboard():
     """The table of baselines and best methods, from the table on the leaderboard's page."""
-    (head, rows) = next(
-        (head, rows) for _, head, rows in HOOKS["tables"]("record/leaderboard.md") if "mean rank" in head
-    )
+    found = HOOKS["tables"]("record/leaderboard.md")
+    (head, rows) = next((head, rows) for _, head, rows in found if "mean rank" in head)
     page = (ROOT / "docs" / "choose-a-method.md").read_text()
     lines = re.findall(r"^\| (\w+) \| .+ \| (.+ \| .+ \| .+ \| .+ \| .+ \| .+) \|$", page, re.M)
     behind = []  # how far fine-tuning is from the best model

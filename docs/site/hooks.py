@@ -93,7 +93,8 @@ def method_page(name: str) -> str:
         for row in rows:
             if heading == "The leaderboard of five problems" and row[0].replace("-", "") == name:
                 results += [[key, cell] for key, cell in zip(head, row, strict=True)][1:]
-    other, board = "compared-with-other-implementations.md", "[a leaderboard](../record/leaderboard.md)"
+    other = "compared-with-other-implementations.md"
+    board = "[a leaderboard](../record/leaderboard.md)"
     return METHOD_PAGE.format(
         name=name,
         cost=re.sub(r"\]\((?!http)", "](../", markdown_table(["", ""], cost)),

@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 RUNS := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-quick test-flower chaos mutants lint format docs bench bench-peers gpu lock clean
+.PHONY: help install quickstart test test-quick test-flower chaos mutants lint format docs bench bench-peers nightly gpu lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: $(INSTALLED)  ## time rounds of our side, e.g. make bench ARGS="W1 W3"
 
 bench-peers: $(INSTALLED)  ## the same with pfl-research, FedJAX, Flower, FedLab (needs uv and PyPI)
 	$(PY) -m benchmarks.compare --peers $(ARGS)
+
+nightly: $(INSTALLED)  ## run a published run of each file again, to its last digit, e.g. make nightly ARGS="--seconds 600"
+	$(PY) -m benchmarks.repeat --nightly --seconds 300 $(ARGS)
 
 gpu: $(INSTALLED)  ## check and time everything on a GPU in seven minutes, e.g. make gpu ARGS="--only check"
 	$(PY) -m benchmarks.gpu $(ARGS)

@@ -28,7 +28,15 @@ from pfl.configuration.messages import quiet
 from pfl.datamodules.errors import check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
-from pfl.deploy.data import SAME, OwnSamples, own_statistics, sample_kinds, told_names, unlike
+from pfl.deploy.data import (
+    SAME,
+    OwnSamples,
+    own_statistics,
+    refuse_scaled_targets,
+    sample_kinds,
+    told_names,
+    unlike,
+)
 from pfl.deploy.link import Link
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
@@ -121,6 +129,7 @@ def write_app(words: list[str], out: Path) -> int:
     require_value("trainer.devices", devices, holds, "1; a server has one process")
     data = built.data
     lacking = own_statistics(data)
+    refuse_scaled_targets(data)
     loop = FederatedLoop(data, **built.options)
     check_run(built.method, loop)
     for callback in values["trainer"].get("callbacks") or ():

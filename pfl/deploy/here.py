@@ -279,6 +279,29 @@ def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("party-"))
 
 
+def _adopt() -> None:
+    """Makes orphans of this program's processes its own children (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def _end_children() -> None:
+    """Kills all children of this program, and those that become its own by that."""
+    while True:
+        children = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = path.read_text().rsplit(")", 1)[1].split()
+                if int(fields[1]) == os.getpid():
+                    children.append(int(path.parent.name))
+        if not children:
+            return
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
 def _number_of_parties(path: Path) -> int:
     """Returns how many parties the run of an app has."""
     try:
@@ -319,4 +342,10 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if sys.platform == "linux":  # a SuperLink's programs have groups of their own
+        _adopt()
+        try:
+            sys.exit(main(sys.argv[1:]))
+        finally:
+            _end_children()
     sys.exit(main(sys.argv[1:]))

@@ -366,8 +366,8 @@ FOLDERS = [
     ("split/class", {"test/a/1.png": 0}, "holds test images only", None),
 ]
 
-# Samples of an .npz file of clients a, a, a, b with gaps, and the rule -> the inputs, the clients of
-# the samples that are left, and what is said, or a refusal.
+# Samples of an .npz file of clients a, a, a, b with gaps, and the rule -> the inputs, the clients
+# of the samples that are left, and what is said, or a refusal.
 NAN = float("nan")
 ARRAY_GAPS = [
     (

@@ -93,6 +93,8 @@ def card(
         names["classes"] = loop.datamodule.class_names
     if client is not None and loop.datamodule.client_names is not None:
         names["client_name"] = loop.datamodule.client_names[client]
+    if algorithm.wrapper is not None:
+        names["wrapper"] = f"{algorithm.wrapper.__module__}.{algorithm.wrapper.__qualname__}"
     seeds = {"data": loop.datamodule.seed, "loop": loop.seed}
     return {
         "model": kind,
@@ -130,6 +132,10 @@ def network_code(content: dict[str, Any]) -> str:
     if word.rpartition(".")[2] in NOT_MERGED:
         modules.setdefault("pfl.models.adapters", set()).add("train_only")
         parts["adapt"] = f"train_only(network, {_call(trainable, modules)})\n"
+    if "wrapper" in content:
+        module, _, name = content["wrapper"].rpartition(".")
+        modules.setdefault(module, set()).add(name)
+        parts["adapt"] += f"network = {name}(network).eval()\n"
     if content["dtype"] == "float64":
         parts["dtype"] = ".double()"
         parts["kind"] = ", dtype=torch.float64"

@@ -142,6 +142,7 @@ METHODS = {
     "FedFomo": Method("FedFomo", {}),
     "APPLE": Method("APPLE", {}),
     "FedDistill": Method("FedDistill", {}),
+    "FML": Method("FML", {"alpha": "alpha", "beta": "beta"}, differs=True),
     "FedAvgDBE": Method("FedDBE", {"kl_weight": "penalty", "momentum": "momentum"}, differs=True),
 }
 POSITIVE = {"alpha": "FedDyn", "server_mixture": "pFedMe"}  # PFLlib's default or use allows 0

@@ -33,6 +33,7 @@ from pfl.method.features import (
 )
 from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
+from pfl.method.messenger import MessengerMethod, both_outputs
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.nested import NestedNetworks
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
@@ -59,6 +60,7 @@ __all__ = [
     "LocalOptimizer",
     "LocalSchedule",
     "Message",
+    "MessengerMethod",
     "ModelMixtures",
     "MovedWeights",
     "NestedNetworks",
@@ -76,6 +78,7 @@ __all__ = [
     "Step",
     "Trainable",
     "TwoOrMore",
+    "both_outputs",
     "class_sums",
     "dense",
     "distance_to_means",

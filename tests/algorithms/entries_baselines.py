@@ -233,6 +233,17 @@ ENTRIES = [
         timed=True,  # the order of the pairs is drawn anew in each round
     ),
     Method(
+        "FML",
+        # Without distillation, as the softmax of linear scores has no closed form.
+        more.alone_beside_averaging,
+        more.messenger,
+        problem=forms.with_classes,
+        classes=True,
+        private=("head",),
+        trained_with_private=True,
+        settle={"lr": 0.4, "local_steps": 6, "alpha": 1.0, "beta": 1.0},
+    ),
+    Method(
         "FedRoD",
         more.heads_added,
         forms.dense,

@@ -30,7 +30,9 @@ from pfl.rounds.loop import FederatedLoop
 from pfl.stages.stage import Messages, Place, Served, Stage
 
 SHARE = " share"  # after the name of a message with places: the share of clients with each value
-FITTING = "FedProto, FedTGP, FedDistill, FML, FedGH, LGFedAvg, LocalTrain, HeteroFL or FedRolex"
+FITTING = (
+    "FedProto, FedTGP, FedDistill, FML, FedMD, FedGH, LGFedAvg, LocalTrain, HeteroFL or FedRolex"
+)
 
 
 class Architectures(Stage):

@@ -27,6 +27,7 @@ from tests.problems import owned, run
 OWNERS = np.repeat([0, 1, 2], [7, 4, 5])
 VOID = 255
 FACTORS = ("FedDPA", "FedExLoRA", "FedSALoRA", "FlexLoRA", "FLoRA", "RoLoRA")
+WITH_PUBLIC = ("FedMD", "FedDF")
 NO_METHOD = ("FederatedAlgorithm",)
 METHODS = [name for name in pfl.algorithms.__all__ if name not in NO_METHOD]
 # Rounds and penalties in which a method can be told from FedAvg on sixteen samples.
@@ -146,6 +147,8 @@ def trained(name: str, task: Task, root: Path) -> FederatedAlgorithm:
         arguments["trainable"] = LoRA(rank=2)
     if name == "FedDPA":
         arguments["trainable"] = LoRA(rank=2, pair=0.5)
+    if name in WITH_PUBLIC:
+        arguments["public"] = world(task)
     arguments |= ARGUMENTS.get(name, {})
     kind = getattr(pfl.algorithms, name)
     method = kind(task.network(), loss=copy.deepcopy(task.loss), **arguments)

@@ -1,6 +1,7 @@
 """FML.
 
-Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated Mutual Learning", arXiv 2006.16765.
+Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated Mutual Learning", 2020,
+arXiv 2006.16765.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
 """The base class of all networks, and helpers to build them."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -61,6 +62,37 @@ def head_name(network: nn.Module) -> str:
     modules = network.named_modules(remove_duplicate=False)
     own = ((name, module.parameters(recurse=False)) for name, module in modules)
     return [name for name, parameters in own if any(p.requires_grad for p in parameters)][-1]
+
+
+def without_head(network: nn.Module) -> tuple[nn.Module, nn.Linear]:
+    """Returns a copy of a network without its head, which gives the features, and the head.
+
+    Raises:
+        ValueError: The head is no linear layer, or something comes after it.
+
+    Example:
+        >>> body, head = without_head(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
+        >>> body, head.in_features
+        (Sequential(
+          (0): Linear(in_features=3, out_features=4, bias=True)
+          (1): Tanh()
+          (2): Identity()
+        ), 4)
+    """
+    frozen = {id(p): p for p in network.parameters() if not p.requires_grad}
+    network = copy.deepcopy(network, frozen)  # which exist once
+    place = head_name(network)
+    head = network.get_submodule(place)
+    if not isinstance(head, nn.Linear):
+        kind = type(head).__name__
+        raise ValueError(f"the head {place!r} is a {kind}; the method needs a linear layer")
+    if not place:
+        return nn.Identity(), head
+    if isinstance(network, nn.Sequential) and network[-1] is not head:
+        last = type(network[-1]).__name__
+        raise ValueError(f"a {last} comes after the head {place!r}; call the layer last")
+    replace_layer(network, place, nn.Identity())
+    return network, head
 
 
 def group_norm(network: str, groups: int, channels: int) -> nn.GroupNorm:

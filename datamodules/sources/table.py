@@ -235,7 +235,7 @@ class TableDataModule(FederatedDataModule):
                 ids = ids[last]
         train, test = train_and_test(values, targets, num_train)
         missing = None
-        if inputs.missing.any():
+        if self.missing == "mean":
             missing = inputs.missing
         return Loaded(train, test, ids, columns, names, missing)
 
@@ -258,7 +258,8 @@ class TableDataModule(FederatedDataModule):
     def rows(self, path: Path) -> tuple[np.ndarray, Table]:
         """Returns the inputs [n, F] of new rows in a file, and all of its columns.
 
-        Columns and levels are those that the module has read; the target may be missing.
+        Columns and levels are those that the module has read; the target may be missing. With
+        `missing: mean` a missing value is NaN, and else refused.
         """
         self._ready()
         expected = "None, since a row of a new file has no window"
@@ -270,7 +271,9 @@ class TableDataModule(FederatedDataModule):
         reader.conversions = []
         reader.missing = "mean"  # gaps are refused below, with their row
         inputs = reader._inputs([table], self.read_columns)
-        if inputs.missing.any():
+        if self.missing == "mean":
+            inputs.values[inputs.missing] = np.nan
+        elif inputs.missing.any():
             row, place = np.argwhere(inputs.missing)[0].tolist()
             raise ConfigError(
                 f"{path}: row {row + 1} after the names has no value of {inputs.names[place]!r}; a "

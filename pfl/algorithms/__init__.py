@@ -46,10 +46,12 @@ from pfl.algorithms.papers.lpgd import LPGD as LPGD
 from pfl.algorithms.partial.fedas import FedAS as FedAS
 from pfl.algorithms.partial.fedbabu import FedBABU as FedBABU
 from pfl.algorithms.partial.fedbn import FedBN as FedBN
+from pfl.algorithms.partial.fedcp import FedCP as FedCP
 from pfl.algorithms.partial.fedper import FedPer as FedPer
 from pfl.algorithms.partial.fedrep import FedRep as FedRep
 from pfl.algorithms.partial.fedrod import FedRoD as FedRoD
 from pfl.algorithms.partial.fedspa import FedSpa as FedSpa
+from pfl.algorithms.partial.gpfl import GPFL as GPFL
 from pfl.algorithms.partial.lg_fedavg import LGFedAvg as LGFedAvg
 from pfl.algorithms.penalized.ditto import Ditto as Ditto
 from pfl.algorithms.penalized.feddyn import FedDyn as FedDyn

@@ -153,6 +153,31 @@ def tune(given: argparse.Namespace) -> None:
     print(", ".join(map(str, tuned.write(out))))
 
 
+def search(given: argparse.Namespace) -> None:
+    """Judge edits of one method file: a budget of tries, and a verdict on seeds nobody has seen.
+
+    `try` scores the file as it stands on validation samples, `judge` tests the best try against the
+    baseline on new seeds, `show` repeats all records. A record is one line of JSON.
+    """
+    import json
+
+    from pfl.configuration import files
+    from pfl.experiments.search import Search
+
+    if files.find(given.file) is None:
+        raise ConfigError(f"search: {given.file}: there is no such file")
+    one = Search.from_file(given.file)
+    out = one.folder("search", given.out)
+    if given.step == "try":
+        records = [one.attempt(out, given.jobs)]
+    elif given.step == "judge":
+        records = [one.judge(out, given.jobs)]
+    else:
+        records = one.records(out)
+    for record in records:
+        print(json.dumps(record))
+
+
 def reproduce(given: argparse.Namespace) -> None:
     """Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF).
 
@@ -375,25 +400,38 @@ def deploy(given: argparse.Namespace) -> None:
 
     parties = write_app(given.others, given.out)
     print(f"{given.out} (an app for {parties} parties)")
+    if given.tls is not None:
+        from pfl.deploy.keys import write_keys
+
+        print(f"{write_keys(given.out, given.tls, parties)} (certificates and keys: secret)")
 
 
 def node(given: argparse.Namespace) -> None:
-    """Serve as a party, beside `flower-supernode`, until a signal ends it.
+    """Serve as a party until a signal ends it: it trains on its own samples, and keeps its states.
 
-    The party trains on its own samples, and keeps its states.
+    With `superlink` in its file it is a node of that SuperLink; without, `flower-supernode` must
+    run beside it.
     """
     refuse_windows("node: this command")
-    from pfl.deploy.app import check_text, read_node
+    from pfl.deploy.app import check_server, check_text, read_link, read_node
 
     worker, address = read_node(given.config, given.client)
-    if given.check:
-        print(check_text(worker))
-        return
+    link = read_link(given.config, given.superlink)
+    where: object = address
+    if link is not None:
+        where = link.address
 
     def tell() -> None:
-        print(f"party {worker.client}: ready at {address}", flush=True)
+        print(f"party {worker.client}: ready at {where}", flush=True)
 
-    worker.serve(address, tell)
+    if given.check:
+        print(check_text(worker), flush=True)
+        if link is not None:
+            print(check_server(worker, link, tell, given.seconds))
+    elif link is not None:
+        worker.serve_link(link, tell)
+    else:
+        worker.serve(address, tell)
 
 
 def cite(given: argparse.Namespace) -> None:
@@ -504,6 +542,12 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
     runs(one, "methods")
 
+    one = command(search, "judge edits of one method file, in tries and on seeds never seen")
+    one.add_argument("step", choices=("try", "judge", "show"), help="what to do")
+    one.add_argument("file", help="a YAML file of `pfl compare` with two runs and the key `search`")
+    one.add_argument("--out", type=Path, help="the folder of runs and records")
+    one.add_argument("--jobs", type=_at_least_one, help="runs at a time; default: as many as fit")
+
     one = command(report, "make a page of runs for the browser")
     folders = "folders of runs, or folders that hold such folders"
     one.add_argument("folder", nargs="+", type=Path, help=folders)
@@ -547,11 +591,17 @@ def add_parsers(commands: Any) -> None:
     one.usage = "pfl deploy --config FILE [--model.KEY VALUE ...] --out FOLDER"
     one.allow_abbrev = False
     one.add_argument("--out", type=Path, required=True, help="the folder of the app")
+    tls = "write certificates and keys, too; HOST is where the parties reach the server"
+    one.add_argument("--tls", metavar="HOST", help=tls)
 
     one = command(node, "serve as a party of a Flower app")
     one.add_argument("--config", type=Path, required=True, help="the party's file")
     one.add_argument("--client", type=int, help="the party's number; default: the file's")
-    one.add_argument("--check", action="store_true", help="compares the samples with the run's")
+    one.add_argument("--check", action="store_true", help="compares the party with the run")
+    wait = "how long --check waits for the server to ask; default: 60"
+    one.add_argument("--seconds", type=_positive, default=60.0, help=wait)
+    there = "host:port of the SuperLink; default: the file's"
+    one.add_argument("--superlink", metavar="ADDRESS", help=there)
 
 
 def predict_parser() -> CommandParser:
@@ -577,6 +627,7 @@ COMMANDS = (
     "partition",
     "compare",
     "tune",
+    "search",
     "report",
     "export",
     "evaluate",

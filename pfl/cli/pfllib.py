@@ -141,6 +141,8 @@ METHODS = {
     "FedGH": Method("FedGH", {"server_learning_rate": "server_lr"}, differs=True),
     "FedFomo": Method("FedFomo", {}),
     "APPLE": Method("APPLE", {}),
+    "GPFL": Method("GPFL", {"lamda": "penalty", "mu": "shared_decay"}, differs=True),
+    "FedCP": Method("FedCP", {"lamda": "penalty"}, differs=True),
     "FedDistill": Method("FedDistill", {}),
     "FedAvgDBE": Method("FedDBE", {"kl_weight": "penalty", "momentum": "momentum"}, differs=True),
 }

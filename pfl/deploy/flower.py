@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-PAUSE = 0.1  # seconds between two looks for answers
+SHORTEST = 0.1  # seconds between two looks for answers, at first
+LONGEST = 0.5  # and later
+EVERY = 10.0  # seconds between two lines that say who has not answered
 
 
 class FlowerGrid(Channel):
@@ -46,11 +48,18 @@ class FlowerGrid(Channel):
         if sent:
             waiting = {name for name in self.grid.push_messages(sent) if name}
         end = time.monotonic() + timeout
+        line = time.monotonic() + EVERY
+        pause = SHORTEST
         while waiting and time.monotonic() < end:
             replies += self.grid.pull_messages(waiting)
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            if waiting and time.monotonic() > line and self.waits is not None:
+                line = time.monotonic() + EVERY
+                answered = {reply.metadata.src_node_id for reply in replies}
+                self.waits({one.metadata.dst_node_id for one in sent} - answered)
             if waiting:
-                time.sleep(PAUSE)
+                time.sleep(pause)
+                pause = min(1.2 * pause, LONGEST)
         return replies
 
 

@@ -8,7 +8,7 @@ from pfl.clients import Clients
 
 
 def label_counts(clients: Clients, classes: int, like: Tensor) -> Tensor:
-    """Returns how many samples of each class the clients have, [C, classes].
+    """Returns how many training samples of each class the clients have, [C, classes].
 
     Args:
         clients: C clients, with one label per sample.
@@ -16,7 +16,7 @@ def label_counts(clients: Clients, classes: int, like: Tensor) -> Tensor:
         like: A tensor of the dtype and the device of the counts.
     """
     counts = like.new_zeros(len(clients), classes)
-    for rows, batch in clients.samples():
+    for rows, batch in clients.training_samples():
         real = batch.sample_weights(counts.dtype) > 0  # no padding
         counts[rows] += (nn.functional.one_hot(batch.targets, classes) * real[..., None]).sum(1)
     return counts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -111,6 +111,8 @@ class LocalTraining(Remade, MovableModule):
     """
 
     argument_group = "model"
+    wrapper: ClassVar[type[nn.Module] | None] = None
+    """The class of network that the method trains, made of the given one; None: that one itself."""
 
     def __init__(
         self,
@@ -155,6 +157,11 @@ class LocalTraining(Remade, MovableModule):
                 train_only(network, trainable)
             except ValueError as error:
                 raise ConfigError(f"model.trainable: {error}") from error
+        if self.wrapper is not None:
+            try:
+                network = self.wrapper(network)
+            except ValueError as error:
+                raise ConfigError(f"model.network: {type(self).__name__}: {error}") from error
         self.network = network
         self.space = ParameterSpace(network)
         self.factors = trained_factors(network, self.space)

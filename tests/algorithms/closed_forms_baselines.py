@@ -277,6 +277,12 @@ def heads_and_centre(x: Exchange) -> tuple[float, float]:
     return floats + count * (x.round >= x.algorithm.projection_round), floats
 
 
+def shared_part(x: Exchange) -> tuple[float, float]:
+    """All values but those of the personal part, each way."""
+    floats = int((~x.algorithm.personal_part).sum())
+    return floats, floats
+
+
 def biases(x: Exchange) -> tuple[float, float]:
     """The biases down and up; the matrices stay."""
     floats = sum(shape[0] for shape in x.shapes if len(shape) == 1)

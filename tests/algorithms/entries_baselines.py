@@ -11,8 +11,10 @@ from torch import nn
 
 from models import LoRA
 from pfl.algorithms import (
+    GPFL,
     L2GD,
     FedBN,
+    FedCP,
     FedDPA,
     FederatedAlgorithm,
     FedExLoRA,
@@ -66,6 +68,22 @@ def on_factors(kind: type[FederatedAlgorithm], pair: float | None = None, **plai
                 super().check_setup()
 
     return OnFactors
+
+
+def drawn_alike(kind: type[FederatedAlgorithm]) -> Any:
+    """A method that draws the layers that it adds to a network: the same ones in all runs."""
+
+    class Drawn(kind.wrapper):  # type: ignore[misc, name-defined]
+        def __init__(self, network: nn.Module) -> None:
+            with torch.random.fork_rng():
+                torch.manual_seed(4)
+                super().__init__(network)
+
+    class Alike(kind):  # type: ignore[misc, valid-type]
+        __signature__ = inspect.signature(kind)
+        wrapper = Drawn
+
+    return Alike
 
 
 # A part that stays with the client, trained together with what it sends.
@@ -316,6 +334,25 @@ ENTRIES = [
         rounds=100,
         problem=forms.alike,
         timed=True,  # the penalty falls from round to round
+    ),
+    Method(
+        "GPFL",
+        None,
+        more.shared_part,
+        {"penalty": 0.5},
+        **HEAD,
+        classes=True,
+        kind=drawn_alike(GPFL),
+        settle={"lr": 0.02, "local_steps": 2},  # the samples of the quadratics are large
+        still=["conditions.*", "valve.*", "head.own.weight"],  # units that ReLU has switched off
+    ),
+    Method(
+        "FedCP",
+        None,
+        more.shared_part,
+        classes=True,
+        kind=drawn_alike(FedCP),
+        still=["policy.*"],
     ),
     Method("GlobalTrain", more.pooled_minimum, forms.nothing),
     Method("HeteroFL", more.plain_averaging, forms.dense),  # with one network for all

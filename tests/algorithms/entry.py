@@ -20,7 +20,8 @@ class Method:
 
     Attributes:
         name: Of the entry: that of the class, which may have several, and what sets them apart.
-        limit: limit(quadratics, **arguments): where it ends.
+        limit: limit(quadratics, **arguments): where it ends. None: it adds layers to the network,
+            and there is no closed form.
         cost: Of a participant in a round.
         arguments: The class's own, in all tests.
         private: The client states that hold personal parameters and must never leave the
@@ -46,7 +47,7 @@ class Method:
     """
 
     name: str
-    limit: Callable[..., forms.Models]
+    limit: Callable[..., forms.Models] | None
     cost: forms.Cost
     arguments: Mapping[str, Any] = field(default_factory=dict)
     private: tuple[str, ...] = ()

@@ -178,12 +178,15 @@ def personalized(algorithm):
     return rows
 
 
-def loss(w, runs, classes):
+def loss(w, runs, classes, wrapper):
     """The test loss of a model with a statistic, by a plain network."""
-    model, data = network().eval(), world(classes)
+    plain, data = network(), world(classes)
+    model = plain if wrapper is None else wrapper(plain)
+    model.eval()
     data.setup()
     nn.utils.vector_to_parameters(w.clone(), model.parameters())
-    model[0].runs.copy_(torch.from_numpy(runs))
+    given = model if wrapper is None else model.body
+    given[0].runs.copy_(torch.from_numpy(runs))
     inputs, targets = data.samples.gather(torch.from_numpy(data.partition.test[0]))
     error = nn.CrossEntropyLoss() if classes else HalfSquaredError()
     with torch.no_grad():
@@ -209,7 +212,7 @@ def test_statistics_follow_their_model(fit, case):
         del models["global"]
     assert {kind for _, kind in scores} == models.keys()
     for kind, (w, runs) in models.items():
-        expected_losses = [loss(w[i], runs[i], method.classes) for i in range(M)]
+        expected_losses = [loss(w[i], runs[i], method.classes, algorithm.wrapper) for i in range(M)]
         np.testing.assert_allclose(
             scores["test", kind]["loss"], expected_losses, rtol=1e-9, err_msg=kind
         )

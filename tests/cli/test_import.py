@@ -99,7 +99,7 @@ def test_all_flags_of_methods_are_flags():
         ("-datta MNIST", ["-datta", "did you mean -data?"]),
         ("-nc many", ["-nc/--num_clients", "'many'"]),
         ("-data AGNews", ["-data AGNews", "mnist", "--folder PFLlib/dataset/AGNews"]),
-        ("-algo FedCP", ["-algo FedCP", "Ditto"]),
+        ("-algo FedCAC", ["-algo FedCAC", "Ditto"]),
         ("-m lstm", ["-m lstm", "cnn"]),
         ("-m 'cnn", ["cannot be read"]),
     ],

@@ -36,6 +36,8 @@ RUNS = {
     "statistics": ("Ditto", {"buffers": "local"}, BATCH_NORM, ["--client", "0", "1"]),
     "adapted": ("PerFedAvg", {}, MLP, ["--client", "4"]),
     "factors": ("Ditto", {"trainable": "lora"}, WIDE, ["--client", "1", "--global"]),
+    "valve": ("GPFL", {}, MLP, ["--client", "0", "5"]),
+    "policy": ("FedCP", {}, MLP, ["--client", "2", "5"]),
     "bottleneck": ("FedAvg", {"trainable": "adapter"}, MLP, ["--global"]),
 }
 # Runs the lines of each README, as its reader would, and scores the network.

@@ -314,6 +314,25 @@ def trained_prototypes(x: Exchange) -> tuple[float, float]:
     return outputs * features if x.round else 0, own * (1 + features)
 
 
+def alone_beside_averaging(q: Quadratics, **arguments: Any) -> Models:
+    """FML without distillation, whose messenger is a network as the clients': each client at its
+    optimum, and beside it the messenger where averaging takes it."""
+    common = averaging(q, **arguments)[0]
+    assert common is not None
+    return None, np.hstack([q.optima, np.tile(common, (len(q.optima), 1))])
+
+
+def messenger(x: Exchange) -> tuple[float, float]:
+    """FML with a messenger as the clients' network: half of the P values down and up."""
+    return x.size // 2, x.size // 2
+
+
+def scores_of_public_samples(x: Exchange) -> tuple[float, float]:
+    """FedMD with 5 public samples: their scores up; these and a number down after a first round."""
+    outputs = x.shapes[-1][0]
+    return 1 + 5 * outputs if x.round else 0, 5 * outputs
+
+
 def class_probabilities(x: Exchange) -> tuple[float, float]:
     """FedDistill: the probabilities of a class and its number, down for all classes once others
     have sent theirs, up for each class of the client."""

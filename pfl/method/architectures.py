@@ -31,7 +31,8 @@ from pfl.stages.stage import Messages, Place, Served, Stage
 
 SHARE = " share"  # after the name of a message with places: the share of clients with each value
 FITTING = (
-    "FedProto, FedTGP, FedDistill, FML, FedMD, FedGH, LGFedAvg, LocalTrain, HeteroFL or FedRolex"
+    "FedProto, FedTGP, FedDistill, FML, FedKD, FedMD, FedGH, LGFedAvg, LocalTrain, HeteroFL or "
+    "FedRolex"
 )
 
 

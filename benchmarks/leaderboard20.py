@@ -192,7 +192,10 @@ class Board:
         for method, one in self.tests().items():
             seeds = self.scores[method] - self.scores[BASELINE]
             cells = [f"{one.differences.std(ddof=1):.2f}"]
-            cells.append(f"{np.sqrt(seeds.var(axis=1, ddof=1).mean()):.2f}")
+            if len(self.seeds) > 1:
+                cells.append(f"{np.sqrt(seeds.var(axis=1, ddof=1).mean()):.2f}")
+            else:
+                cells.append("–")
             cells += [f"{one.found():.2f}", f"{one.power_of_equivalence():.2f}"]
             lines.append([method, *cells])
         return Table(heads, lines)

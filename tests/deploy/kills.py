@@ -220,7 +220,7 @@ def test_a_federation_over_flower_that_is_killed_at_random_is_the_simulation(tmp
 
     processes = {name: start(name) for name in ("server", *range(PARTIES))}
     draw = random.Random()
-    victims = ["server"] * (kills // 8)
+    victims = ["server"] * max(1, kills // 8)
     victims += [draw.randrange(PARTIES) for _ in range(kills - len(victims))]
     draw.shuffle(victims)
     last = time.monotonic() + 120 * kills

@@ -34,7 +34,7 @@ from pfl.method.features import (
 )
 from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
-from pfl.method.messenger import MessengerMethod, both_outputs
+from pfl.method.messenger import MessengerMethod, both_outputs, divergence
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.nested import NestedNetworks
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
@@ -87,6 +87,7 @@ __all__ = [
     "class_sums",
     "dense",
     "distance_to_means",
+    "divergence",
     "factor_mask",
     "features",
     "generator",

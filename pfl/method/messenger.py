@@ -10,17 +10,21 @@ message.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import kl_div, log_softmax
 
 from pfl.clients import Clients
+from pfl.engines.objective import run_watched
+from pfl.errors import ConfigError
 from pfl.method.features import require_classes
 from pfl.method.local_training import Network, train_part
 from pfl.method.partly_personal import PartlyPersonal
 from pfl.models.adapters import Trainable
-from pfl.models.classifier import Classifier, FirstOutputs
+from pfl.models.classifier import Classifier, FirstOutputs, head_name
 from pfl.models.family import Family
 
 
@@ -33,6 +37,9 @@ class Joined(nn.Module):
     Args:
         own: The client's network.
         messenger: The network that all clients have.
+        compares_features: Whether the features that an objective sees have one number more, the
+            mean squared distance of what the head of the own network gets from a trained linear map
+            of what the messenger's gets. The map begins as the identity and belongs to the client.
 
     Example:
         >>> joined = Joined(nn.Linear(4, 3), nn.Linear(4, 3))
@@ -40,24 +47,52 @@ class Joined(nn.Module):
         torch.Size([5, 3])
     """
 
-    def __init__(self, own: nn.Module, messenger: nn.Module) -> None:
+    def __init__(
+        self, own: nn.Module, messenger: nn.Module, compares_features: bool = False
+    ) -> None:
         super().__init__()
         self.own = own
         self.messenger = messenger
         self.head = FirstOutputs(2)
+        self.projection: nn.Linear | None = None
+        if compares_features:
+            self.projection = nn.Linear(_features(messenger), _features(own), bias=False)
+            nn.init.eye_(self.projection.weight)
+            self.projection.to(next(own.parameters()))
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.own(x)
         if not self.training:
+            scores: Tensor = self.own(x)
             return scores
-        others = self.messenger(x)
+        if self.projection is None:
+            return self.head(self._side_by_side(self.own(x), self.messenger(x)))
+        mine = run_watched(self.own, head_name(self.own), partial(self.own, x))
+        others = run_watched(self.messenger, head_name(self.messenger), partial(self.messenger, x))
+        both = self._side_by_side(mine.outputs, others.outputs)
+        away = mine.features - self.projection(others.features)
+        apart = away.square().flatten(1).mean(1).view(-1, *[1] * (both.dim() - 1))
+        apart = apart.expand(-1, 1, *both.shape[2:])  # methods refuse several places of a sample
+        return self.head(torch.cat([both, apart], 1))
+
+    def _side_by_side(self, scores: Tensor, others: Tensor) -> Tensor:
         if others.shape != scores.shape:
             raise ValueError(
                 f"model.messenger: {type(self.messenger).__name__} gives outputs of shape "
                 f"{list(others.shape[1:])} where {type(self.own).__name__} gives "
                 f"{list(scores.shape[1:])}; both must have one for each class"
             )
-        return self.head(torch.cat([scores, others], 1))
+        return torch.cat([scores, others], 1)
+
+
+def _features(network: nn.Module) -> int:
+    """Returns how many features the head of a network gets."""
+    head = network.get_submodule(head_name(network))
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"model.network: the head of {type(network).__name__} is a {type(head).__name__}; the "
+            f"method compares features and needs a linear layer"
+        )
+    return head.in_features
 
 
 def own_network(network: nn.Module) -> nn.Module:
@@ -93,6 +128,9 @@ class MessengerMethod(PartlyPersonal):
         610
     """
 
+    compares_features: ClassVar[bool] = False
+    """Whether the features of both networks are compared; see `Joined`."""
+
     def __init__(
         self,
         network: Network,
@@ -101,14 +139,15 @@ class MessengerMethod(PartlyPersonal):
         trainable: Trainable | str | None = None,
         **kwargs: Any,
     ) -> None:
-        both = joined(network, messenger, trainable)
+        both = joined(network, messenger, trainable, self.compares_features)
         super().__init__(both, personal=_is_own, buffers="local", **kwargs)
 
     def check_setup(self) -> None:
         require_classes(self)
 
     def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
-        return torch.full((len(clients),), int(self.personal_part.sum()))
+        own = [layer.size for layer in self.space.layers if layer.name.startswith("own.")]
+        return torch.full((len(clients),), sum(own))
 
     def shared_network(self) -> nn.Module:
         """Returns a copy of the messenger with its newest values."""
@@ -121,7 +160,10 @@ class MessengerMethod(PartlyPersonal):
 
 
 def joined(
-    network: Network, messenger: nn.Module | None, trainable: Trainable | str | None
+    network: Network,
+    messenger: nn.Module | None,
+    trainable: Trainable | str | None,
+    compares_features: bool,
 ) -> Network:
     """Returns a network, or each network of a family, with a copy of the messenger beside it.
 
@@ -132,13 +174,13 @@ def joined(
         return network
     if not isinstance(network, Family):
         train_part(network, trainable)
-        return Joined(network, copy.deepcopy(messenger or network))
+        return Joined(network, copy.deepcopy(messenger or network), compares_features)
     family = copy.copy(network)
     family.networks = {}
     for name, one in network.networks.items():
         train_part(one, trainable)
         messenger = messenger or one
-        family.networks[name] = Joined(one, copy.deepcopy(messenger))
+        family.networks[name] = Joined(one, copy.deepcopy(messenger), compares_features)
     return family
 
 
@@ -146,6 +188,12 @@ def both_outputs(features: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the outputs of the own network and of the messenger, from an objective's features."""
     mine, others = features.tensor_split(2, 1)
     return mine, others
+
+
+def divergence(scores: Tensor, held: Tensor) -> Tensor:
+    """Returns KL(softmax(held) || softmax(scores)) of each sample, [n], where `held` is given."""
+    target = log_softmax(held.detach(), 1)
+    return kl_div(log_softmax(scores, 1), target, reduction="none", log_target=True).sum(1)
 
 
 def _is_own(name: str, module: nn.Module) -> bool:

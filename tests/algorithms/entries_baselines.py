@@ -289,6 +289,19 @@ ENTRIES = [
         kind=with_public(FedMD),
     ),
     Method(
+        "FedKD",
+        more.alone_beside_averaging,
+        more.messenger_of_low_rank,
+        problem=forms.with_classes,
+        classes=True,
+        private=("head",),
+        trained_with_private=True,
+        settle={"lr": 0.4, "local_steps": 6, "distillation": 0.0}
+        | {"first_energy": 1.0, "last_energy": 1.0},
+        timed=True,  # what is sent has the more values the later the round
+        whole=["network.projection.weight"],  # of the server, which stays the identity
+    ),
+    Method(
         "FML",
         # Without distillation, as the softmax of linear scores has no closed form.
         more.alone_beside_averaging,

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
 
 from pfl.method import (
     BatchSamples,
@@ -19,6 +18,7 @@ from pfl.method import (
     Objective,
     Share,
     both_outputs,
+    divergence,
 )
 
 
@@ -88,9 +88,3 @@ class FML(MessengerMethod):
             + self.beta * other_loss
             + (1 - self.beta) * divergence(others, mine)
         )
-
-
-def divergence(scores: Tensor, held: Tensor) -> Tensor:
-    """Returns KL(softmax(held) || softmax(scores)) of each sample, [n], where `held` is given."""
-    target = log_softmax(held.detach(), 1)
-    return kl_div(log_softmax(scores, 1), target, reduction="none", log_target=True).sum(1)

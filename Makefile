@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 RUNS := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-quick chaos mutants lint format docs bench bench-peers gpu lock clean
+.PHONY: help install quickstart test test-quick test-flower chaos mutants lint format docs bench bench-peers nightly gpu lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,14 @@ test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k f
 
 test-quick: $(INSTALLED)  ## the tests that are not marked as slow: under two minutes on two cores
 	@$(MAKE) --no-print-directory test ARGS='-m "not slow" $(ARGS)'
+
+# Flower wants an older protobuf than the other packages of the tests: it has an environment of its own,
+# which takes those from .venv.
+FLOWER := .venv-flower
+FLOWER_TESTS := tests/deploy/test_here.py tests/deploy/test_page.py tests/deploy/test_flower.py
+
+test-flower: $(FLOWER)/.installed  ## the tests over Flower's real processes, in .venv-flower
+	$(FLOWER)/bin/python -m pytest -n 0 $(FLOWER_TESTS) $(ARGS)
 
 chaos: $(INSTALLED)  ## end runs at random moments and compare, e.g. make chaos ARGS="--minutes 60"
 	$(PY) -m tests.faults.chaos $(ARGS)
@@ -48,6 +56,9 @@ bench: $(INSTALLED)  ## time rounds of our side, e.g. make bench ARGS="W1 W3"
 bench-peers: $(INSTALLED)  ## the same with pfl-research, FedJAX, Flower, FedLab (needs uv and PyPI)
 	$(PY) -m benchmarks.compare --peers $(ARGS)
 
+nightly: $(INSTALLED)  ## run a published run of each file again, to its last digit, e.g. make nightly ARGS="--seconds 600"
+	$(PY) -m benchmarks.repeat --nightly --seconds 300 $(ARGS)
+
 gpu: $(INSTALLED)  ## check and time everything on a GPU in seven minutes, e.g. make gpu ARGS="--only check"
 	$(PY) -m benchmarks.gpu $(ARGS)
 
@@ -69,7 +80,7 @@ lock-runs:
 	mv requirements-run.txt.part requirements-run.txt
 
 clean:  ## remove .venv, builds and caches; runs/ stays
-	rm -rf $(VENV) build dist benchmarks/.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build dist benchmarks/.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Makes .venv where there is none, and the shell function `install`, which is uv's where uv is there.
@@ -104,6 +115,14 @@ $(INSTALLED): requirements.txt pyproject.toml
 	@$(MAKE_VENV); \
 	install $$compile --require-hashes -r requirements.txt; \
 	install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(FLOWER)/.installed: $(INSTALLED)
+	$(PY) -m venv --clear --without-pip $(FLOWER)
+	printf 'import site; site.addsitedir("%s")\n' \
+	    "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	    > "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	$(FLOWER)/bin/python -m pip install --quiet 'flwr==1.42.*'
 	@touch $@
 
 # What a run needs and nothing else. TORCH is the build of PyTorch: `cpu`, or `default`, which brings

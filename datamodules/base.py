@@ -1,5 +1,6 @@
 """The base class of all federated data modules, and the data module of one client."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,8 +32,9 @@ from .samples.loaded import (
     rule_columns,
     told_scale,
 )
-from .samples.missing import fill_with_means
+from .samples.missing import fill_with_means, mean_of_known
 from .samples.samples import Samples, TensorSamples, concatenate
+from .samples.target_scale import TargetScale
 from .transforms.transform import Pipeline, Transform
 
 SplitName = Literal["train", "val", "test"]
@@ -58,6 +60,9 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders; 0 is fastest for data in memory.
         transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
+        scale_targets: Whether the values of a regression are standardized for training, by their
+            mean and standard deviation over the clients' training samples, with four digits.
+            Metrics, predictions and exported models are in the targets' own unit.
 
     Attributes:
         partitioner: The partition rule, the argument `partition`.
@@ -66,6 +71,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             rounded numbers or rows that are left out; known after `setup`.
         feature_names: Names of the columns of the inputs [F], as of a table; known after `setup`,
             and None where the columns have no names.
+        target_scale: The numbers of `scale_targets`; known after `setup`, and None without it.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) does not fit the
@@ -100,6 +106,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         seed: CountOrZero | None = None,
         num_workers: CountOrZero = 0,
         transforms: Sequence[Transform] | None = None,
+        scale_targets: bool = False,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -128,6 +135,8 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
                 f"{name}.transforms", transform, isinstance(transform, Transform), expected
             )
         self._transforms = Pipeline(transforms or (), self.seed)
+        self.scale_targets = scale_targets
+        self.target_scale: TargetScale | None = None
         self.rounded_arrays: list[str] = []
         self.conversions: list[str] = []
         self.feature_names: list[str] | None = None
@@ -136,6 +145,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self._client_names: list[str] | None = None
         self._class_names: list[str] | None = None
         self._times: np.ndarray | None = None
+        self._missing: np.ndarray | None = None
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -200,8 +210,13 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
         if isinstance(self.protocol, SplitOwn) and self.protocol.order is not None:
             self._times = order_of(self.protocol.order, columns, num_train)
-        if loaded.missing is not None:
+        self._missing = loaded.missing
+        if loaded.missing is not None and loaded.missing.any():
             self._fill(samples, loaded.missing, partition)
+        if self.scale_targets:
+            trained = np.unique(partition.train.flat)
+            self.target_scale = TargetScale.of(torch.from_numpy(targets[trained]))
+            self.conversions.append(self.target_scale.describe())
         if isinstance(self.protocol, OfficialSplit):
             _warn_of_newcomers(name, partition)
         self._transforms = self._transforms.bound(
@@ -307,6 +322,27 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if self._times is not None:
             index = index[np.argsort(self._times[index], kind="stable")]
         return host_targets(self.samples)[index]
+
+    def gap_values(self, client: int | None = None) -> list[float] | None:
+        """Returns what a missing value of each input becomes [F]; None where it is refused.
+
+        That is the mean of the column over the training samples of a client, or of all; NaN where
+        none of them has a value.
+        """
+        samples = self.samples
+        if self._missing is None or not isinstance(samples, TensorSamples):
+            return None
+        if client is None:
+            train = np.unique(self.partition.train.flat)
+        else:
+            train = self.partition.train[client]
+        values = []
+        for column in range(self._missing.shape[1]):
+            mean = mean_of_known(samples.inputs, self._missing, train, column)
+            if mean is None:
+                mean = math.nan
+            values.append(mean)
+        return values
 
     @property
     def has_labels(self) -> bool:

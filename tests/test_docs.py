@@ -256,7 +256,7 @@ def test_the_page_of_a_method_has_its_rows_of_the_tables():
     assert re.findall(r"^\| (\S+) \| PerFedAvg", page, re.M) == [
         "PFLlib", "FL-bench", "FL-bench", "fluke", "pFedMe",
     ]  # fmt: skip
-    assert "The method is not on [the leaderboard](../results.md)." in page
+    assert "The method is not on [a leaderboard](../record/leaderboard.md)." in page
     page = HOOKS["method_page"]("Ditto")  # its two models, at one of the problems
     assert re.findall(r"^\| (?:model|groups) \| (.*) \|$", page, re.M) == [
         "personalized", "88.8 ± 1.6", "global", "88.1 ± 2.1",
@@ -265,9 +265,8 @@ def test_the_page_of_a_method_has_its_rows_of_the_tables():
 
 def test_the_advice_has_the_numbers_of_the_leaderboard():
     """The table of baselines and best methods, from the table on the leaderboard's page."""
-    (head, rows) = next(
-        (head, rows) for _, head, rows in HOOKS["tables"]("results.md") if "mean rank" in head
-    )
+    found = HOOKS["tables"]("record/leaderboard.md")
+    (head, rows) = next((head, rows) for _, head, rows in found if "mean rank" in head)
     page = (ROOT / "docs" / "choose-a-method.md").read_text()
     lines = re.findall(r"^\| (\w+) \| .+ \| (.+ \| .+ \| .+ \| .+ \| .+ \| .+) \|$", page, re.M)
     behind = []  # how far fine-tuning is from the best model
@@ -304,8 +303,7 @@ def test_the_readme_names_every_method_by_family():
 
 def test_the_leaderboard_has_the_numbers_of_its_runs():
     """Every cell of its four tables, the ranks, and the critical difference of its caption."""
-    pages = (ROOT / "docs" / "results.md", ROOT / "docs" / "record" / "leaderboard.md")
-    page = "".join(path.read_text() for path in pages)
+    page = (ROOT / "docs" / "record" / "leaderboard.md").read_text()
     runs: dict[Any, list[dict[str, float]]] = {}
     for row in published.rows("results/leaderboard/rounds"):
         key = row.pop("problem"), row.pop("method"), row.pop("model"), row.pop("seed")
@@ -584,3 +582,9 @@ def test_links_lead_somewhere():
         if not (document.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_the_menu_of_the_site_has_all_results_of_benchmarks():
+    menu = (ROOT / "mkdocs.yml").read_text()
+    for path in (ROOT / "benchmarks" / "results").glob("*.md"):
+        assert f"benchmarks/{path.name}" in menu

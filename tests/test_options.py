@@ -24,6 +24,8 @@ REASONS = {
     "FedFomo.exploration": "the paper's ε",
     "FedFomo.exploration_decay": "the paper's ε falls",
     "FedFomo.judged_on": "data without validation samples; the refusal names it",
+    "FedKD.first_energy": "the paper's T_start",
+    "FedKD.last_energy": "the paper's T_end",
     "FedPAC.head_lr": "the paper's η_h, which it has beside η",
     "FedPD.residual_tolerance": "the paper's ε_1, by which its Oracle I stops",
     "FedSpa.pruning_rate": "the paper's a_0",

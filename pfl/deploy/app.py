@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import os
 import pydoc
 import re
+import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from jsonargparse import Namespace
 
 import pfl
@@ -23,7 +28,16 @@ from pfl.configuration.messages import quiet
 from pfl.datamodules.errors import check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
-from pfl.deploy.data import SAME, OwnSamples, own_statistics, sample_kinds, told_names, unlike
+from pfl.deploy.data import (
+    SAME,
+    OwnSamples,
+    own_statistics,
+    refuse_scaled_targets,
+    sample_kinds,
+    told_names,
+    unlike,
+)
+from pfl.deploy.link import Link
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
 from pfl.deploy.schema import one_line
@@ -48,6 +62,7 @@ NODE = (
     "policy",
     "share_sizes",
     "message_limit",
+    "superlink",
 )
 
 
@@ -114,6 +129,7 @@ def write_app(words: list[str], out: Path) -> int:
     require_value("trainer.devices", devices, holds, "1; a server has one process")
     data = built.data
     lacking = own_statistics(data)
+    refuse_scaled_targets(data)
     loop = FederatedLoop(data, **built.options)
     check_run(built.method, loop)
     for callback in values["trainer"].get("callbacks") or ():
@@ -133,6 +149,7 @@ def write_app(words: list[str], out: Path) -> int:
     arguments |= sample_kinds(data) | {"classes": data.num_classes}
     server = {"class_path": "pfl.deploy.data.RemoteData", "init_args": arguments}
     words_of_app = {
+        "PYTHON": shlex.quote(sys.executable),
         "NAME": toml_text(name),
         "RUNS": toml_text(str(Path("runs").resolve())),
         "PARTIES": str(parties),
@@ -234,11 +251,30 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
     """
     quiet()
     try:
-        with report_signals():
+        with report_signals(), _only_server(Path(options["runs"], options["name"]).resolve()):
             _ServerCLI(channel, app, options)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise
+
+
+@contextmanager
+def _only_server(run: Path) -> Iterator[None]:
+    """Holds the lock of a run's server; a ConfigError if another process has it."""
+    name = hashlib.sha256(str(run).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"pfl-server-{os.getuid()}-{name}.lock"
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"name: another server works for the run {run}; end it first (flwr stop), or give "
+            f"another name"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _number(key: str, value: Any) -> float:
@@ -319,6 +355,19 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     return Worker(client, agreed, facts, build, folder, sizes, limit, policy), socket
 
 
+def read_link(path: Path, address: str | None = None) -> Link | None:
+    """Returns where the SuperLink of a party is; None: `flower-supernode` brings the messages.
+
+    Args:
+        path: The party's file.
+        address: Host and port; None: those of the file.
+    """
+    given = _read_options(path).get("superlink")
+    if address is not None:
+        given = {**(given or {}), "address": address}
+    return Link.read(path, given)
+
+
 def check_text(worker: Worker) -> str:
     """Returns what the server compares and what a party tells of its samples, a line each.
 
@@ -343,6 +392,31 @@ def check_text(worker: Worker) -> str:
     lines = [f"party {worker.client} agrees with run.yaml and server.yaml:"]
     lines += [f"  {key.ljust(width)}  {one_line(str(value))}" for key, value in rows.items()]
     return "\n".join(lines)
+
+
+def check_server(worker: Worker, link: Link, ready: Callable[[], None], seconds: float) -> str:
+    """Compares a party with the server of a run; returns a line that says that they agree.
+
+    Args:
+        worker: The party's worker.
+        link: Where the SuperLink is.
+        ready: Called once the server can ask.
+        seconds: How long it may take to ask.
+
+    Raises:
+        ConfigError: They differ, or no server has asked.
+    """
+    lines = worker.check_link(link, ready, seconds)
+    if lines is None:
+        raise ConfigError(
+            f"node: --check: no server has asked at {link.address} within {seconds:g} s; start the "
+            f"run (flwr run), or give more --seconds"
+        )
+    for line in lines:
+        print(one_line(line), flush=True)
+    if lines:
+        raise ConfigError(f"node: --check: {len(lines)} values differ from those of the server")
+    return f"party {worker.client} agrees with the server at {link.address}"
 
 
 def _read_options(path: Path) -> dict[str, Any]:

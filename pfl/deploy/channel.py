@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 Answer = bytes | str
 """The bytes of an answer, or in one line why there is none."""
 
 
 class Channel(ABC):
-    """Carries messages to peers, which are numbers that the channel gives to parties."""
+    """Carries messages to peers, which are numbers that the channel gives to parties.
+
+    Attributes:
+        waits: Is called every ten seconds with the peers that have not answered.
+    """
+
+    waits: Callable[[set[int]], None] | None = None
 
     @abstractmethod
     def peers(self) -> set[int]:

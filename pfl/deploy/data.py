@@ -67,6 +67,19 @@ def own_statistics(data: FederatedDataModule) -> list[int]:
     return places
 
 
+def refuse_scaled_targets(data: FederatedDataModule) -> None:
+    """Refuses `scale_targets`, whose numbers are those of one party's samples.
+
+    Raises:
+        ConfigError: The data module has it.
+    """
+    if data.scale_targets:
+        raise ConfigError(
+            "data.scale_targets: True, but the mean of one party's targets is not another's; it "
+            "must be false: divide the targets in the files by a number that all parties know"
+        )
+
+
 def unlike(key: str, one: Any, whose: str, other: Any, others: str) -> str | None:
     """Returns in one line in what two descriptions of samples differ; None if they are equal.
 
@@ -124,6 +137,7 @@ class OwnSamples(FederatedDataModule):
                 "data.transforms: Normalize has no numbers, and those of one party's samples mean "
                 "something else than those of another's; give mean and std as the run has them"
             )
+        refuse_scaled_targets(own)
         own.prepare_data()
         own.setup(stage)
         require_value(

@@ -23,6 +23,8 @@ HELLO = 60.0  # seconds that a new party has to say who it is
 HELLO_BYTES = 1 << 26  # the most bytes of what it says then
 PAUSE = 1.0  # seconds before a peer that is not taken is asked again; each time twice as many
 LONGEST_PAUSE = 60.0
+EVERY = 10.0  # seconds between two lines that say who is not there yet
+LOOK = 0.25  # seconds between two looks for parties
 
 
 @dataclass
@@ -85,6 +87,8 @@ class Parties:
         self.saving = False  # whether there are checkpoints
         self.wire = [0, 0]
         self.classes: int | None = None
+        self._task = "hello"  # which was asked last
+        channel.waits = self._tell_waiting
         self.needs_sizes = False  # whether the mean's weights are numbers of samples
         self._outside: dict[int, _Outside] = {}  # by peer
         self._strikes: dict[int, int] = {}  # answers out of the protocol, by client
@@ -104,6 +108,7 @@ class Parties:
             if peer not in self._outside or self._outside[peer].again <= now:
                 new.append(peer)
         hello = pack({"do": "hello", "agreed": self.agreed})
+        self._task = "hello"
         answers = self.channel.ask(dict.fromkeys(new, hello), min(HELLO, self.timeout))
         for peer in new:
             answer = answers.get(peer, "no answer")
@@ -186,7 +191,9 @@ class Parties:
         Raises:
             ConfigError: They do not come in time.
         """
-        end = time.monotonic() + self.timeout
+        begin = time.monotonic()
+        end = begin + self.timeout
+        line = begin + EVERY
         while len(self.peers) < enough:
             self.meet()
             if len(self.peers) >= enough:
@@ -195,7 +202,21 @@ class Parties:
                 here = f"{len(self.peers)} of {enough} parties are there"
                 lines = dict.fromkeys(one.line for one in self._outside.values())
                 raise ConfigError("; ".join([here, *lines]))
-            time.sleep(0.1)
+            if time.monotonic() > line:
+                line = time.monotonic() + EVERY
+                print("\n".join([f"waiting for {enough} parties:", *self.lines()]), flush=True)
+            time.sleep(LOOK)
+
+    def _tell_waiting(self, peers: set[int]) -> None:
+        """Prints which peers have not answered yet."""
+        clients = {peer: client for client, peer in self.peers.items()}
+        names = []
+        for peer in sorted(peers):
+            if peer in clients:
+                names.append(f"party {clients[peer]}")
+            else:
+                names.append(f"node {peer}")
+        print(f"waiting for {', '.join(names)} ({self._task})", flush=True)
 
     def lines(self) -> list[str]:
         """Returns a line for each party: its samples, or why it is not there."""
@@ -242,6 +263,7 @@ class Parties:
         head = {"do": what, "agreed": digest(self.agreed), "run": self.run, "classes": self.classes}
         here = {client: self.peers[client] for client in requests if client in self.peers}
         messages = {peer: pack(head | requests[client]) for client, peer in here.items()}
+        self._task = what
         answers = self.channel.ask(messages, self.timeout)
         values = {}
         for client, peer in here.items():

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pfl.callbacks import EmbeddingFigure, LocalBaseline, Optimality
@@ -69,7 +68,7 @@ class Remote(Transport):
     def _meet(self) -> dict[int, dict[str, Any]]:
         """Returns the facts of the parties that are there at first."""
         self.parties.wait(self.parties.enough)
-        rank_zero_info("\n".join(self.parties.lines()))
+        print("\n".join(self.parties.lines()), flush=True)
         return self.parties.facts
 
     def _present(self, index: int, drawn: np.ndarray) -> np.ndarray:
@@ -404,7 +403,7 @@ class Server(pl.Callback):
         ones = (Clients(np.array([c]), self.method.rounds, data) for c in self.parties.peers)
         self.parties.ask("finish", {int(one.ids[0]): self.parties.task(one) for one in ones})
         down, up = self.parties.wire
-        rank_zero_info(f"The rounds' messages had {down} bytes to the parties, and {up} back.")
+        print(f"The rounds' messages had {down} bytes to the parties, and {up} back.", flush=True)
 
     def state_dict(self) -> dict[str, Any]:
         cohorts = {index: ids.tolist() for index, ids in self.remote.cohorts.items()}

@@ -30,6 +30,7 @@ from torch import Tensor
 from pfl import files
 from pfl.communication import Message
 from pfl.deploy import schema
+from pfl.deploy.link import Link
 from pfl.deploy.policy import Policy
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.errors import ConfigError
@@ -329,6 +330,50 @@ class Worker:
             finally:
                 closing.set()
 
+    def serve_link(self, link: Link, ready: Callable[[], None]) -> None:
+        """Answers the messages that a SuperLink has for this party, for ever.
+
+        Args:
+            link: Where the SuperLink is.
+            ready: Called once messages can come.
+
+        Raises:
+            ConfigError: The SuperLink does not take the party, or another process works for it.
+        """
+        with _only_one(self.folder, self.client):
+            link.serve(self.answer, ready, self.folder / f"{self.client}.in-hand")
+
+    def check_link(self, link: Link, ready: Callable[[], None], seconds: float) -> list[str] | None:
+        """Compares what server and party must have in common, once a server asks; trains nothing.
+
+        Args:
+            link: Where the SuperLink is.
+            ready: Called once messages can come.
+            seconds: How long a server may take to ask.
+
+        Returns:
+            A line for each value that differs; None if no server has asked.
+        """
+        found: list[list[str]] = []
+        end = time.monotonic() + seconds
+
+        def compare(message: bytes) -> bytes:
+            try:
+                request = schema.read_request(unpack(message, self.limit), digest(self.agreed))
+            except WireError as error:
+                return pack({"refused": str(error)})
+            if request["do"] == "hello":
+                found.append(differences(request["agreed"], self.agreed))
+            return pack({"refused": f"party {self.client} only compares (pfl node --check)"})
+
+        def is_over() -> bool:
+            return bool(found) or time.monotonic() > end
+
+        with _only_one(self.folder, self.client):
+            in_hand = self.folder / f"{self.client}.in-hand"
+            link.serve(compare, ready, in_hand, is_over, patience=5.0)
+        return next(iter(found), None)
+
     def answer(self, message: bytes) -> bytes:
         """Returns the answer to a message of the server; a refusal is one line."""
         doing = {"hello": self._hello, "first": self._first, "train": self._train}
@@ -488,7 +533,17 @@ def digest(agreed: Mapping[str, Any]) -> str:
 
 def difference(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
     """Returns in one line the first value in which server and party differ; None if they agree."""
-    for key in [*own, *theirs]:
-        if (one := own.get(key, "missing")) != (other := theirs.get(key, "missing")):
-            return f"{key}: {one} at the party and {other} at the server; both must have the same"
-    return None
+    return next(iter(differences(theirs, own)), None)
+
+
+def differences(theirs: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each value in which server and party differ."""
+    lines = []
+    for key in dict.fromkeys([*own, *theirs]):
+        one = own.get(key, "missing")
+        other = theirs.get(key, "missing")
+        if one != other:
+            lines.append(
+                f"{key}: {one} at the party and {other} at the server; both must have the same"
+            )
+    return lines

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from pfl.datamodules.samples.target_scale import TargetScale
 from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, StepBlock, cast
 from pfl.engines.graph import GraphEngine, records
@@ -114,6 +115,7 @@ class Oracle:
         num_classes: int | None = None,
         precision: Precision = nullcontext,
         network: nn.Module | None = None,
+        target_scale: TargetScale | None = None,
     ) -> None:
         """Runs a few samples [n, ...], finds out what the network does, and chooses the engine.
 
@@ -122,6 +124,7 @@ class Oracle:
             num_classes: Number of classes; None for regression.
             precision: Opens the precision context in which the network runs (autocast).
             network: What runs in the place of the network, with parameters of the same names.
+            target_scale: The unit in which losses compare values; None: that of the targets.
 
         Raises:
             ConfigError: The network cannot take these inputs, its output does not fit the targets,
@@ -132,6 +135,9 @@ class Oracle:
         batch = Batch(inputs[None], targets[None], [len(inputs)])
         transform = select_transform(self.requested, inputs.device)
         runner = ModelRunner(network or self._network, old.network, old.space, old.loss, precision)
+        runner.target_scale = copy.deepcopy(target_scale)  # the data module's stays where it is
+        if runner.target_scale is not None:
+            runner.target_scale.to(inputs.device, old.space.vector.dtype)
         runner = probe(runner, transform, batch, num_classes, self.requested == "debug")
         with torch.no_grad():
             self._selected = select_engine(self.requested, runner, batch)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl.datamodules.samples.samples import IGNORED
+from pfl.datamodules.samples.target_scale import TargetScale
 from pfl.engines.batch import Batch
 from pfl.errors import ConfigError
 from pfl.models.classifier import head_name
@@ -48,6 +49,7 @@ class ModelRunner:
         is_stochastic: Whether the network draws random numbers from PyTorch's generators.
         has_keys: Whether it draws from the rows' seeds (`pfl.engines.dropout`).
         channels_last: Whether images are stored with their channels last.
+        target_scale: The unit in which losses compare values; None: that of the targets.
     """
 
     original: nn.Module
@@ -60,6 +62,7 @@ class ModelRunner:
     is_stochastic: bool = False
     has_keys: bool = False
     channels_last: bool = False
+    target_scale: TargetScale | None = None
 
     def __post_init__(self) -> None:
         self._main: Replica = (self.network, self.space.parameters_of(self.network))
@@ -157,7 +160,12 @@ class ModelRunner:
         return self._mean_over_targets(losses, targets)
 
     def as_compared(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the targets as the loss takes them: labels [n] of one output [n, 1] as [n, 1]."""
+        """Returns the targets as the loss takes them.
+
+        These are labels [n] of one output [n, 1] as [n, 1], and values in the unit of the training.
+        """
+        if self.target_scale is not None:
+            targets = self.target_scale(targets)
         has_one_label = targets.is_floating_point() and targets.ndim == 1
         if has_one_label and outputs.shape[1:] == (1,) and self.label_threshold is not None:
             return targets.unsqueeze(1)
@@ -231,13 +239,16 @@ class ModelRunner:
         return None
 
     def decisions(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the predicted classes, labels of 0 and 1, or values, of the targets' shape."""
+        """Returns the predicted classes, labels of 0 and 1, or values, of the targets' shape.
+
+        Values are in the targets' own unit.
+        """
         if not targets.is_floating_point():
             return outputs.argmax(1)
         outputs = outputs.reshape(targets.shape)
         threshold = self.label_threshold
         if threshold is None:
-            return outputs
+            return self._own_unit(outputs)
         return (outputs > threshold).to(targets.dtype)
 
     def predicted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,13 +257,13 @@ class ModelRunner:
         Returns:
             The probabilities of classes [n, K, ...] and the classes [n, ...], `IGNORED` for the
             padding of sequences; the probabilities of labels [n, L] and the labels [n, L] as
-            integers; or values and values, [n] or [n, L].
+            integers; or values and values, [n] or [n, L], in the targets' own unit.
         """
         if outputs.dtype.itemsize < 4:
             outputs = outputs.float()
         if not targets.is_floating_point():
             return outputs.softmax(1), torch.where(self._real(targets), targets, IGNORED)
-        outputs = outputs.reshape(targets.shape)
+        outputs = self._own_unit(outputs.reshape(targets.shape))
         if targets.shape[1:] == (1,):
             outputs = outputs.flatten()
             targets = targets.flatten()
@@ -263,11 +274,19 @@ class ModelRunner:
             outputs = outputs.sigmoid()
         return outputs, (targets > 0.5).long()
 
+    def _own_unit(self, outputs: Tensor) -> Tensor:
+        """Returns the values of a network in the unit of the targets."""
+        if self.target_scale is None:
+            return outputs
+        return self.target_scale.own_unit(outputs)
+
     # ---- replicas -----------------------------------------------------------------------------
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Moves the network, and a loss that has tensors of its own (class weights)."""
         move(self.network, device, dtype)
+        if self.target_scale is not None:
+            self.target_scale.to(device, dtype)
         if isinstance(self.loss, nn.Module):
             self.loss.to(device, dtype)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from pfl.datamodules.errors import require_value
 from pfl.experiments.grid import Grid
@@ -12,6 +13,7 @@ from pfl.experiments.jobs import finished_outcome, read_run, run_all
 from pfl.experiments.results import Results
 from pfl.scores.runs import BUDGETS
 
+C = TypeVar("C", bound="Comparison")
 SPENT = ("trials", "rounds", "gradients", "seconds")  # what tuning takes
 
 
@@ -70,6 +72,13 @@ class Comparison(Grid):
         require_value("metric", self.metric, holds, expected)
         holds = self.bandwidth is None or 0 < self.bandwidth < math.inf
         require_value("bandwidth", self.bandwidth, holds, "a number of bits a second, such as 1e8")
+
+    def part(self: C, only: str | None, seed: int | None) -> C:
+        part = super().part(only, seed)
+        runs = [job.run for job in part.jobs()]
+        if part.baseline in runs:
+            return part
+        return replace(part, baseline=runs[0])
 
     @property
     def limit(self) -> tuple[str, float] | None:

@@ -101,6 +101,7 @@ class Grid:
         name: The name of the experiment.
         source: What the results belong to: the name of a file that comes with pfl, or a path.
         changes: Changes of the configuration of every run, after all others.
+        only: The label of the only row that is made, or the name of its run; None: all rows.
 
     Raises:
         ConfigError: A value does not fit.
@@ -114,6 +115,7 @@ class Grid:
     name: str = field(default="experiment", metadata=INNER)
     source: Path | str | None = field(default=None, metadata=INNER)
     changes: Sequence[Config] = field(default=(), metadata=INNER)
+    only: str | None = field(default=None, metadata=INNER)
 
     def __post_init__(self) -> None:
         for key in ("common", "runs"):
@@ -163,8 +165,34 @@ class Grid:
             axes = dict(zip(self.grid, (value for value, _ in point), strict=True))
             for seed in cast(list[int], self.seeds):
                 job = Job(run, axes, seed, {**config, "seed_everything": seed})
-                jobs.append(job.with_changes(self.changes))
+                if self.only in (None, run, job.label):
+                    jobs.append(job.with_changes(self.changes))
         return jobs
+
+    def part(self: G, only: str | None, seed: int | None) -> G:
+        """Returns the experiment with one row, or one seed, of those that it has.
+
+        Args:
+            only: The label of a row, such as "FedSLR, problem users", or the name of a run, which
+                stands for all of its rows; None: all rows.
+            seed: One of the seeds; None: all of them.
+
+        Raises:
+            ConfigError: There is no such row or seed.
+        """
+        jobs = self.jobs()
+        labels = dict.fromkeys(job.label for job in jobs)
+        if only is not None and only not in {*labels, *(job.run for job in jobs)}:
+            raise ConfigError(
+                f"--only: {only}; there is no such row; there are {'; '.join(labels)}"
+            )
+        seeds = cast(list[int], self.seeds)
+        if seed is None:
+            return replace(self, only=only)
+        if seed not in seeds:
+            known = ", ".join(map(str, seeds))
+            raise ConfigError(f"--seed: {seed}; it must be one of {known}")
+        return replace(self, only=only, seeds=[seed])
 
     @classmethod
     def from_file(cls: type[G], name: str | Path, changes: Sequence[Config] = ()) -> G:

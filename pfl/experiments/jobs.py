@@ -228,6 +228,14 @@ def _sources(module: str) -> list[Path]:
     return sorted({p for found in files for p in found if _own(p) and p.is_file()})
 
 
+def own_file(module: str) -> Path | None:
+    """Returns the file of a module of the user; None if it is installed, or there is none."""
+    files = _sources(module)
+    if len(files) != 1:
+        return None
+    return files[0]
+
+
 def _own(path: Path) -> bool:
     """Returns whether a file or folder is neither installed nor of the standard library."""
     return not INSTALLED & {*path.parts} and STDLIB not in path.parents

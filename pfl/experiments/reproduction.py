@@ -19,7 +19,7 @@ import math
 import platform
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,6 +78,9 @@ class Reproduction(Comparison):
         jobs = super().jobs()
         shown = self.shown
         return [j for j in jobs if not shown or any(p.shows(j.run, j.axes) for p in shown)]
+
+    def part(self, only: str | None, seed: int | None) -> Reproduction:
+        return replace(super().part(only, seed), name=f"{self.name}-part")
 
     @classmethod
     def from_file(
@@ -138,7 +141,8 @@ class Reproduction(Comparison):
             live: Writes `live.html` beside the runs, a page that tells how far they are.
 
         Returns:
-            The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
+            The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables. Of a part
+            `<out>/<name>-part.csv`, and of one row nothing else.
         """
         out = Path(out)
         all_jobs = self.jobs()
@@ -148,9 +152,12 @@ class Reproduction(Comparison):
         rows = [row for job in all_jobs for row in rows_of(job, root, outcomes[job.folder])]
         place = ["run", *self.grid, "seed", "diverged"]
         metrics = list(dict.fromkeys(key for row in rows for key in row if key not in place))
-        for panel in self.shown:
+        panels = self.shown
+        if self.only is not None:  # the others have no runs
+            panels = [p for p in panels if any(p.shows(job.run, job.axes) for job in all_jobs)]
+        for panel in panels:
             panel.check(self.name, rows, metrics)
-        used = dict.fromkeys(name for panel in self.shown for name in panel.metrics)
+        used = dict.fromkeys(name for panel in panels for name in panel.metrics)
         shown = used.keys() - {"round"}
         lines = [[*place, *used]]
         for row in (row for row in rows if row["diverged"] or shown & row.keys()):
@@ -158,6 +165,8 @@ class Reproduction(Comparison):
             lines.append([f"{v:.7g}" if isinstance(v, float) else v for v in values])
         paths = [out / f"{self.name}.csv"]
         write(paths[0], csv_lines(lines))
+        if self.only is not None:
+            return paths
         if self.drawn:
             paths += save_figure(figure_of(str(self.title), self.drawn, rows), out / self.name)
         if self.written:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pfl.callbacks.run_result import versions
 from pfl.datamodules import FederatedDataModule, Normalize
 from pfl.deploy.data import RemoteData
-from pfl.export.normalization import normalization
+from pfl.export.normalization import gap_values, normalization
 from pfl.files import read_json, read_records, reading
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
@@ -35,11 +35,29 @@ LOADING = """\
 network = {network}{dtype}.eval()
 {adapt}network.load_state_dict(load_file("model.safetensors"))
 {statistics}"""
+STANDARD = "import json\nfrom pathlib import Path\n\nimport torch\n"
 STATISTICS = """
 raw = json.loads(Path("card.json").read_text())["input"]
 mean = torch.tensor(raw["mean"]{kind}){view}
 std = torch.tensor(raw["std"]{kind}){view}
 """
+OUTPUT = """
+unit = json.loads(Path("card.json").read_text())["output"]
+target_mean = torch.tensor(unit["mean"]{kind})
+target_std = torch.tensor(unit["std"]{kind})
+"""
+OUTPUT_HOOK = (
+    "network.register_forward_hook(lambda _, inputs, outputs: outputs * target_std + target_mean)\n"
+)
+GAPS = """
+raw = json.loads(Path("card.json").read_text())["input"]
+gaps = torch.tensor(raw["missing"]{kind})
+"""
+GAPS_HOOK = (
+    "network.register_forward_pre_hook(\n"
+    "    lambda _, inputs: torch.where(inputs[0].isnan(), gaps, inputs[0])\n"
+    ")\n"
+)
 HOOK = "network.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(mean) - mean) / std)\n"
 MEMBERSHIP = (
     "A client's model can reveal which samples it was trained with: in one trial, an attack told "
@@ -55,6 +73,7 @@ def card(
     folder: Path,
     inputs: Tensor,
     client: int | None,
+    parameters: int,
 ) -> dict[str, Any]:
     """Returns what is known about a model, as plain values; `client` is None for the global model.
 
@@ -63,6 +82,9 @@ def card(
     """
     method = _class_of(arguments.model)
     network = _class_of(method["init_args"].pop("network"))
+    messenger = method["init_args"].get("messenger")
+    if client is None and messenger is not None:  # it is the model that all have
+        network = _class_of(messenger)
     summary = read_json(folder / "summary.json")
     if summary.get("round") != algorithm.rounds:  # the summary is another checkpoint's
         summary = {}
@@ -84,9 +106,10 @@ def card(
         "method": method,
         "rounds": algorithm.rounds,
         "network": network,
-        "parameters": sum(p.numel() for p in algorithm.network.parameters()),
+        "parameters": parameters,
         "dtype": str(algorithm.global_model.dtype).partition(".")[2],
         "input": samples_of(loop.datamodule, inputs, client),
+        **_output(loop.datamodule),
         "data": _data(arguments.data, loop.datamodule),
         "protocol": loop.describe(),
         "partition_hash": loop.datamodule.partition.hash,
@@ -120,13 +143,21 @@ def network_code(content: dict[str, Any]) -> str:
     if content["dtype"] == "float64":
         parts["dtype"] = ".double()"
         parts["kind"] = ", dtype=torch.float64"
+    if "missing" in content["input"]:
+        parts["standard"] = STANDARD
+        parts["hook"] += GAPS_HOOK
+        parts["statistics"] += GAPS.format(**parts) + GAPS_HOOK
     if "mean" in content["input"]:
         further = len(content["input"]["shape"]) - 1  # axes after that of the channels
         if further:
             parts["view"] = f".view(-1{', 1' * further})"
-        parts["standard"] = "import json\nfrom pathlib import Path\n\nimport torch\n"
-        parts["hook"] = HOOK
-        parts["statistics"] = STATISTICS.format(**parts) + HOOK
+        parts["standard"] = STANDARD
+        parts["hook"] += HOOK
+        parts["statistics"] += STATISTICS.format(**parts) + HOOK
+    if "output" in content:
+        parts["standard"] = STANDARD
+        parts["hook"] += OUTPUT_HOOK
+        parts["statistics"] += OUTPUT.format(**parts) + OUTPUT_HOOK
     imports = "\n".join(f"from {m} import {', '.join(sorted(n))}" for m, n in modules.items())
     return code.format(imports=imports, **parts)
 
@@ -165,6 +196,7 @@ def readme(content: dict[str, Any], code: str) -> str:
         "Network": content["network"]["class_path"],
         "Parameters": f"{content['parameters']:,}",
         **_input_rows(content["input"]),
+        **_output_row(content),
         "Rounds": content["rounds"],
         "Data": f"{data}; partition {content['partition_hash']}",
         "Seed": content["seed"]["seed_everything"],
@@ -205,11 +237,21 @@ def samples_of(
     if used.mean is not None:
         content["mean"] = used.mean
         content["std"] = used.std
+    if (gaps := gap_values(datamodule, client)) is not None:
+        content["missing"] = gaps
     if isinstance(datamodule, RemoteData):
         content["after"] = [PARTIES]
     elif used.before:
         content["after"] = list(map(repr, used.before))
     return content
+
+
+def _output(datamodule: FederatedDataModule) -> dict[str, Any]:
+    """Returns the numbers by which outputs get the unit of the targets; {} where they have it."""
+    scale = datamodule.target_scale
+    if scale is None:
+        return {}
+    return {"output": {"mean": scale.mean.tolist(), "std": scale.std.tolist()}}
 
 
 def _input_rows(content: dict[str, Any]) -> dict[str, str]:
@@ -218,6 +260,8 @@ def _input_rows(content: dict[str, Any]) -> dict[str, str]:
     rows = {"Input": f"{content['dtype']} [{shape}]"}
     if "mean" in content:
         rows["Input"] += ", not normalized: the model does it"
+    if "missing" in content:
+        rows["Missing values"] = "NaN, which the model takes as the mean of its training samples"
     if "after" in content:
         rows["Before"] = "; ".join(content["after"])
     if "columns" in content:
@@ -227,6 +271,13 @@ def _input_rows(content: dict[str, Any]) -> dict[str, str]:
     if "conversions" in content:
         rows["Reading"] = "; ".join(content["conversions"])
     return rows
+
+
+def _output_row(content: dict[str, Any]) -> dict[str, str]:
+    """Returns the row of a README about a unit that the model gives its outputs."""
+    if "output" not in content:
+        return {}
+    return {"Output": "in the unit of the file's targets: the model does it"}
 
 
 def _data(value: Namespace, datamodule: FederatedDataModule) -> dict[str, Any]:

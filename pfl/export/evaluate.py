@@ -61,6 +61,7 @@ class Sites:
             data.read_like(own)
             data.setup()
             module = data
+        self._module = module
         self._data = ClientData(module)
         self._dtype = run.model.global_model.dtype
         self._numbers: Tensor | None = None
@@ -98,6 +99,10 @@ class Sites:
             raise ConfigError(
                 f"evaluate: --data: its inputs are {shapes[1]}; the run's are {shapes[0]}"
             )
+
+    def training_targets(self, site: int) -> Tensor:
+        """Returns the targets of a client's training samples [n, ...], in the order of time."""
+        return torch.from_numpy(self._module.training_targets(site))
 
     def batches(self, site: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the inputs and targets of a client's samples, as the run's models get them."""
@@ -153,7 +158,7 @@ def score(run: RestoredRun, network: nn.Module, sites: Sites) -> dict[str, np.nd
     """Returns accuracy, loss, count and metrics of a network on each client's samples, [n]."""
     runner = run.model.oracle.runner
     metrics = run.datamodule.metrics
-    scores = ClientScores(len(sites.names), metrics)
+    scores = ClientScores(len(sites.names), metrics, sites.training_targets)
     for site in range(len(sites.names)):
         for inputs, targets in sites.batches(site):
             outputs = network(inputs)

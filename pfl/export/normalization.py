@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pfl.datamodules import HorizontalFlip, Normalize, Pipeline, RandomCrop, Transform
+from pfl.datamodules import (
+    FederatedDataModule,
+    HorizontalFlip,
+    Normalize,
+    Pipeline,
+    RandomCrop,
+    Transform,
+)
+from pfl.datamodules.samples.target_scale import TargetScale
 from pfl.datamodules.transforms.transform import NormalizeByClient
 
 TRAINING_ONLY = (HorizontalFlip, RandomCrop)  # they change nothing in an evaluation
@@ -72,6 +82,54 @@ class Normalized(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.network((inputs - self.mean) / self.std)
+
+
+class Filled(nn.Module):
+    """A network that takes missing values, NaN, as others in their place."""
+
+    values: Tensor
+
+    def __init__(self, network: nn.Module, values: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("values", values)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(torch.where(inputs.isnan(), self.values, inputs))
+
+
+def filled(network: nn.Module, values: Sequence[float] | None, inputs: Tensor) -> nn.Module:
+    """Returns a network that takes missing values of `inputs` [n, F] as `values` [F]."""
+    if values is None:
+        return network
+    return Filled(network, torch.tensor(values, dtype=inputs.dtype))
+
+
+def gap_values(data: FederatedDataModule, client: int | None) -> list[float] | None:
+    """Returns what missing values become in an exported model; None where they stay NaN."""
+    values = data.gap_values(client)
+    if values is None or not all(map(math.isfinite, values)):
+        return None
+    return values
+
+
+class InOwnUnit(nn.Module):
+    """A network whose outputs are in the unit of the targets."""
+
+    def __init__(self, network: nn.Module, scale: TargetScale) -> None:
+        super().__init__()
+        self.network = network
+        self.scale = scale
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.scale.own_unit(self.network(inputs))
+
+
+def in_own_unit(network: nn.Module, scale: TargetScale | None) -> nn.Module:
+    """Returns a network whose outputs are in the unit of the targets."""
+    if scale is None:
+        return network
+    return InOwnUnit(network, scale)
 
 
 def normalized(network: nn.Module, used: Normalization, inputs: Tensor) -> nn.Module:

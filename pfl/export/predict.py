@@ -68,6 +68,7 @@ def predict(
             columns = {id_column: np.array(column.cells or column.values, object)}
         names = module.names_or_numbers
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
+        _fill_gaps(module, rows, values, owners)
         columns |= _predictions(run, module, torch.from_numpy(values), owners)
     files.make_folder(out.parent, "predict: --out")
     files.write_csv(out, [columns])
@@ -101,6 +102,28 @@ def _owners(
                 f"--global, or --client with one of {', '.join(names[:SHOWN])}"
             )
     return np.array([known[cell] for cell in cells])
+
+
+def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: np.ndarray) -> None:
+    """Gives missing values [n, F], NaN, the means of the run's training samples, in place.
+
+    They are those of the client whose model predicts, and of all clients for the global model.
+    """
+    gaps = np.isnan(values)
+    for owner in np.unique(owners[gaps.any(1)]).tolist():
+        client = None
+        if owner >= 0:
+            client = owner
+        means = np.array(module.gap_values(client), values.dtype)
+        mine = gaps & (owners == owner)[:, None]
+        values[mine] = np.broadcast_to(means, values.shape)[mine]
+    if np.isnan(values).any():
+        row, place = np.argwhere(np.isnan(values))[0].tolist()
+        assert module.feature_names is not None
+        raise ConfigError(
+            f"predict: --rows: {path}: row {row + 1} after the names has no value of "
+            f"{module.feature_names[place]!r}, and the client's training samples have none either"
+        )
 
 
 def _predictions(

@@ -20,7 +20,7 @@ from pfl.errors import ConfigError
 from pfl.export import peft
 from pfl.export.card import ONNX, card, network_code, readme, sizes
 from pfl.export.files import BATCH, factored_network, measure, save_network, save_onnx
-from pfl.export.normalization import normalization, normalized
+from pfl.export.normalization import filled, gap_values, in_own_unit, normalization, normalized
 from pfl.files import make_folder, write, write_json
 from pfl.method.exported import client_network, global_network, plain_network
 from pfl.models.pretrained import Pretrained
@@ -192,7 +192,8 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
         name = f"client{client}"
         network = client_network(run.model, client)
     inputs = run.inputs(BATCH)
-    content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client)
+    values = sum(p.numel() for p in network.parameters())
+    content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client, values)
     if form == "peft":
         peft.require_adapter(network)
         content["body"] = run.model.body_digest
@@ -204,10 +205,12 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
         content["factored"] = measure(network, networks["factored"], inputs)
     folder = out / name
     make_folder(folder, "export: --out")
-    used = normalization(run.datamodule.datamodule.transforms, client)
+    data = run.datamodule.datamodule
+    used = normalization(data.transforms, client)
     for name, one in networks.items():
         if form == "onnx":
-            save_onnx(normalized(one, used, inputs), folder / f"{name}.onnx", inputs)
+            whole = filled(normalized(one, used, inputs), gap_values(data, client), inputs)
+            save_onnx(in_own_unit(whole, data.target_scale), folder / f"{name}.onnx", inputs)
         elif form == "peft" and isinstance(one, Pretrained):
             peft.save_adapter(one, folder)
         else:

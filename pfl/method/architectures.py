@@ -31,7 +31,10 @@ from pfl.stages.stage import Messages, Place, Served, Stage
 from pfl.stages.statistics import RunningStatistics
 
 SHARE = " share"  # after the name of a message with places: the share of clients with each value
-FITTING = "FedProto, FedTGP, FedDistill, FedGH, LGFedAvg, LocalTrain, HeteroFL or FedRolex"
+FITTING = (
+    "FedProto, FedTGP, FedDistill, FML, FedKD, FedMD, FedGH, LGFedAvg, LocalTrain, HeteroFL or "
+    "FedRolex"
+)
 
 
 class Architectures(Stage):

@@ -160,6 +160,9 @@ def diverged(method: Method, whose: str, names: set[str], clients: Sequence[int]
     listed = ", ".join(sorted(name.removeprefix("self.") for name in names))
     of = ""
     advice = "a smaller rate may help"
+    data = method.run.loop.datamodule
+    if data.num_classes is None and not data.scale_targets:
+        advice = "a smaller rate, or data.scale_targets: true, may help"
     if len(clients):
         of = f" of {clients_text(method.run.loop, clients)}"
         advice += ", or a look at these clients' samples"

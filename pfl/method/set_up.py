@@ -21,7 +21,7 @@ from pfl.engines.graph import records
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.oracle import Oracle
 from pfl.engines.probe import TooFewOutputs
-from pfl.engines.runner import Precision
+from pfl.engines.runner import Precision, name_of
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
 from pfl.method.architectures import architectures_of
@@ -122,13 +122,20 @@ def inspect_network(
     inputs = batch.inputs[0]
     targets = batch.targets[0]
     _check_places(method, loop)
+    scale = loop.datamodule.target_scale
+    if scale is not None and oracle.runner.label_threshold is not None:
+        raise ConfigError(
+            f"data.scale_targets: True, but {name_of(oracle.runner.loss)} compares labels of 0 and "
+            f"1; it must be false"
+        )
+    classes = loop.datamodule.num_classes
     try:
-        oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision)
+        oracle.inspect(inputs, targets, classes, precision, target_scale=scale)
     except TooFewOutputs as error:
         raise ConfigError(f"{error}{_largest_class(loop)}") from error
     if store and (rest := store_frozen_part(oracle, data, batch)) is not None:
         inputs = next(probe.batches(LocalSchedule(count))).inputs[0]
-        oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision, rest)
+        oracle.inspect(inputs, targets, classes, precision, rest, scale)
     if loop.metrics:
         outputs = oracle.predict(method.global_model, inputs).cpu()
         loop.metrics.values(*oracle.runner.predicted(outputs, targets.cpu()))
@@ -138,13 +145,24 @@ def inspect_network(
 def _check_places(method: Method, loop: FederatedLoop) -> None:
     """Refuses a negative class of a pixel or a token that the loss does not ignore.
 
+    A sample with one class cannot be without it: such a sample would teach nothing.
+
     Raises:
         ConfigError: There is one.
     """
     classes = loop.datamodule.samples.targets
-    if classes is None or classes.is_floating_point() or classes.ndim == 1:
+    if classes is None or classes.is_floating_point():
         return
     ignored = getattr(method.oracle.runner.loss, "ignore_index", IGNORED)
+    if classes.ndim == 1:
+        void = torch.nonzero(classes == ignored).flatten().tolist()
+        if void:
+            raise ConfigError(
+                f"data: {len(void)} samples have the class {ignored}, which model.loss ignores "
+                f"(ignore_index), first sample {void[0]}{_owner(loop, void[0])}; leave them out of "
+                f"the data"
+            )
+        return
     wrong = (classes < 0) & (classes != ignored)
     if not wrong.any():
         return

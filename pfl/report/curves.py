@@ -10,6 +10,7 @@ In a figure's file, a panel is a mapping with any of these keys:
     runs: [FedAvg, FedPD]      # the runs, in this order; all by default. A mapping gives the
                                # labels; runs with the same label have the same colour
     where: {size: small}       # the values of the grid's axes that are shown: one or a list
+    minus: FedAvg              # y is the difference to this run's, seed by seed
     log: y                     # logarithmic axes: x, y or xy
     x_unit: 40000              # x is divided by this value; y by `y_unit`
     xlim, ylim: [0, 1]
@@ -35,6 +36,7 @@ from pfl.scores.runs import BUDGETS, Run
 
 PanelRow = Mapping[str, Any]
 BYTES = "comm/bytes"  # sent and received, in the rows of `panel_rows`
+_Series = dict[Any, dict[Any, tuple[float, float]]]  # x and y by round or value, by seed
 UNITS = {BYTES: 1e6}  # by which figures divide a column
 SUM = " + "
 
@@ -70,6 +72,7 @@ class Panel:
     y: list[str] = field(default_factory=list)
     at: str | dict[str, float] = "last"
     where: dict[str, list[Any]] = field(default_factory=dict)
+    minus: str | None = None
     log: str = ""
     x_unit: float = 1.0
     y_unit: float = 1.0
@@ -93,7 +96,8 @@ class Panel:
 
     def shows(self, run: str, axes: Mapping[str, Any]) -> bool:
         """Returns whether the panel shows a run at a point of the grid."""
-        return run in self.runs and all(axes[axis] in v for axis, v in self.where.items())
+        drawn = run in self.runs or run == self.minus
+        return drawn and all(axes[axis] in v for axis, v in self.where.items())
 
     def check(self, figure: str, table: Sequence[PanelRow], known: Iterable[str]) -> None:
         """Refuses a panel with a metric that no run has; `known` are all metrics."""
@@ -114,11 +118,17 @@ class Panel:
         return [line for line in lines if len(line.x)]
 
     def _line(self, table: Sequence[PanelRow], run: str, point: dict[str, Any]) -> Curve:
+        series = self._series(table, run, point)
+        if self.minus is not None:
+            series = _differences(series, self._series(table, self.minus, point))
+        x, y, low, high = _mean([*series.values()], self.x_unit, self.y_unit)
+        return Curve(self.runs[run], x, y, low, high, point=point)
+
+    def _series(self, table: Sequence[PanelRow], run: str, point: dict[str, Any]) -> _Series:
+        """Returns the points of a run at a point of the grid, by seed."""
         rows = [r for r in table if r["run"] == run and all(r[k] == v for k, v in point.items())]
         seeds = dict.fromkeys(row["seed"] for row in rows)
-        series = [self._points([row for row in rows if row["seed"] == seed]) for seed in seeds]
-        x, y, low, high = _mean(series, self.x_unit, self.y_unit)
-        return Curve(self.runs[run], x, y, low, high, point=point)
+        return {seed: self._points([r for r in rows if r["seed"] == seed]) for seed in seeds}
 
     def _points(self, rows: Sequence[PanelRow]) -> dict[Any, tuple[float, float]]:
         """Returns x and y of one seed, by the value of the axis or by the round."""
@@ -148,6 +158,16 @@ class Panel:
     def _y(self, row: PanelRow) -> float | None:
         sums = (y.split(SUM) for y in self.y)
         return next((sum(row[n] for n in names) for names in sums if row.keys() >= {*names}), None)
+
+
+def _differences(series: _Series, base: _Series) -> _Series:
+    """Returns the points of the seeds that both have, with the differences of y."""
+    found: _Series = {}
+    for seed in series.keys() & base.keys():
+        others = base[seed]
+        points = {key: value for key, value in series[seed].items() if key in others}
+        found[seed] = {key: (x, y - others[key][1]) for key, (x, y) in points.items()}
+    return found
 
 
 def _mean(
@@ -181,6 +201,8 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
         given["runs"] = {run: run for run in _as_list(given["runs"])}
     need("y", all(isinstance(y, str) for y in given["y"]), "a metric, or a list of metrics")
     need("runs", given["runs"].keys() <= {*runs}, f"some of {', '.join(runs)}")
+    minus = given.get("minus")
+    need("minus", minus is None or minus in runs, f"one of {', '.join(runs)}")
     for key, values in given["where"].items():
         holds = key in axes and all(value in axes[key] for value in values)
         need("where", holds, f"values of the grid's axes, {axes}")
@@ -206,48 +228,107 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def figure_of(title: str, panels: Sequence[Panel], table: Sequence[PanelRow]) -> Figure:
-    """Returns a figure of all panels, up to three in a row, with one legend below them."""
+    """Returns a figure of all panels, up to three in a row, with one legend below them.
+
+    Panels that have no line in common have a legend each.
+    """
     columns = min(len(panels), 3)
     if len(panels) == 4:
         columns = 2
     rows = -(-len(panels) // columns)
     size = (max(6.5, 4.3 * columns), 3.3 * rows + 0.8)
-    labels = list(dict.fromkeys(label for panel in panels for label in panel.runs.values()))
-    plots = [_plot(panel, table, labels) for panel in panels]
-    return Figure(plots, size, columns, title, legend="below")
+    named = [_named(panel.lines(table)) for panel in panels]
+    shown = [{line.label for line in lines} for lines in named]
+    apart = len(panels) > 1 and sum(map(len, shown)) == len(set().union(*shown))
+    plots = []
+    for panel, lines in zip(panels, named, strict=True):
+        together = lines
+        if not apart:
+            together = [line for others in named for line in others]
+        plots.append(_plot(panel, lines, _styles(together), legend=apart))
+    legend = "below"
+    if apart:
+        legend = ""
+    return Figure(plots, size, columns, title, legend)
 
 
-def _plot(panel: Panel, table: Sequence[PanelRow], labels: list[str]) -> Plot:
-    """Returns what one panel shows.
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """A line of a panel, its words in the legend, and what these are made of."""
 
-    The colour shows the label, and the line style the point of the grid. If there is one point,
-    some lines are dashed, so that lines on top of one another still show.
+    curve: Curve
+    label: str
+    run: str
+    point: str
+
+
+def _named(curves: Sequence[Curve]) -> list[_Line]:
+    """Returns the lines of a panel, with the point of the grid in their labels, if it varies.
+
+    A panel of one run alone has the points as labels.
     """
-    lines = panel.lines(table)
-    points: list[Mapping[str, Any]] = []
+    runs = {curve.label for curve in curves}
+    named = []
+    for curve in curves:
+        words = []
+        for axis, value in curve.point.items():
+            if len({str(other.point[axis]) for other in curves}) > 1:
+                words.append(_in_words(axis, value))
+        point = ", ".join(words)
+        parts = [curve.label, point]
+        if len(runs) == 1 and point:
+            parts = [point]
+        named.append(_Line(curve, ", ".join(filter(None, parts)), curve.label, point))
+    return named
+
+
+def _in_words(axis: str, value: Any) -> str:
+    """Returns a value of a grid's axis: a text says itself what it is, a number needs the name."""
+    if isinstance(value, str):
+        return value
+    name = axis.rpartition(".")[2].replace("_", " ")
+    return f"{name} {value}"
+
+
+def _styles(lines: Sequence[_Line]) -> dict[str, tuple[str, str, str]]:
+    """Returns the colour, the line and the marker of each label; no two have the same ones.
+
+    The colour shows the run and the line the point of the grid, where so many can be told apart.
+    Elsewhere each label has a colour, until there are no more, and some lines are dashed, so that
+    lines on top of one another still show.
+    """
+    runs = list(dict.fromkeys(line.run for line in lines))
+    points = list(dict.fromkeys(line.point for line in lines))
+    by_run = 1 < len(runs) <= len(COLOURS) and 1 < len(points) <= len(LINES)
+    styles: dict[str, tuple[str, str, str]] = {}
     for line in lines:
-        if line.point not in points:
-            points.append(line.point)
+        if line.label in styles:
+            continue
+        turn, number = divmod(len(styles), len(COLOURS))
+        kind = max(0, number - 3) + turn
+        if by_run:
+            number = runs.index(line.run)
+            kind = points.index(line.point)
+        marker = MARKERS[(number + turn) % len(MARKERS)]
+        styles[line.label] = (COLOURS[number], LINES[kind % len(LINES)], marker)
+    return styles
+
+
+def _plot(
+    panel: Panel,
+    lines: Sequence[_Line],
+    styles: Mapping[str, tuple[str, str, str]],
+    *,
+    legend: bool,
+) -> Plot:
+    """Returns what one panel shows."""
     curves = []
     for line in lines:
-        varying = [k for k in line.point if len({str(p[k]) for p in points}) > 1]
-        number = labels.index(line.label)
-        kind = max(0, number - 3)
-        if len(points) > 1:
-            kind = points.index(line.point)
-        marker = ""
-        if panel.x in panel.axes or len(line.x) == 1:  # single points
-            marker = MARKERS[number % len(MARKERS)]
-        styled = replace(
-            line,
-            label=", ".join([line.label, *(f"{k} {line.point[k]}" for k in varying)]),
-            colour=COLOURS[number % len(COLOURS)],
-            line=LINES[kind % len(LINES)],
-            marker=marker,
-            width=1.4,
-            size=4,
-        )
-        curves.append(styled)
+        colour, kind, marker = styles[line.label]
+        if panel.x not in panel.axes and len(line.curve.x) > 1:  # no single points
+            marker = ""
+        look: dict[str, Any] = {"colour": colour, "line": kind, "marker": marker}
+        curves.append(replace(line.curve, label=line.label, width=1.4, size=4, **look))
     xlabel = panel.xlabel
     if xlabel is None:
         xlabel = panel.x
@@ -268,4 +349,5 @@ def _plot(panel: Panel, table: Sequence[PanelRow], labels: list[str]) -> Plot:
         ylim=panel.ylim,
         xticks=xticks,
         grid="both",
+        legend=legend,
     )

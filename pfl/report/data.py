@@ -16,6 +16,7 @@ from pfl.datamodules.sources.table import read_table
 from pfl.report.partition import partition_columns, partition_text
 from pfl.report.table import Cell, Column, Table, text
 
+WIDE = 10  # a range of values that makes steps of usual rates large
 MOST_COLUMNS = 40  # of a table that is printed
 MOST_CLASSES = 20
 SHOWN = 3  # samples, and rows of a file
@@ -125,7 +126,10 @@ def _targets(data: FederatedDataModule) -> str:
         kind = "labels"
         if targets.is_floating_point():
             kind = "values"
-        return f"Targets: {kind} [{shape}], from {low:g} to {high:g}"
+        line = f"Targets: {kind} [{shape}], from {low:g} to {high:g}"
+        if targets.is_floating_point() and high - low > WIDE and not data.scale_targets:
+            line += "; scale_targets: true trains them at usual rates"
+        return line
     counts = torch.bincount(targets, minlength=data.num_classes or 0).tolist()
     names = data.class_names or [str(k) for k in range(len(counts))]
     pairs = zip(names[:MOST_CLASSES], counts, strict=False)

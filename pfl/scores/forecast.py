@@ -36,6 +36,7 @@ class MASE(Metric):
     higher_is_better = False
     is_differentiable = True
     full_state_update = False
+    reads_series = True  # `begin_client` gets a client's training targets
     error: Tensor
     number: Tensor
 

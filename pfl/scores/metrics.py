@@ -14,7 +14,7 @@ from torchmetrics import Metric, classification
 from pfl.datamodules.errors import require_value
 from pfl.datamodules.samples.samples import IGNORED
 from pfl.errors import ConfigError
-from pfl.scores.forecast import MASE
+from pfl.scores.forecast import MASE as MASE  # its name is known on the command line
 from pfl.scores.names import HIGHER_IS_BETTER, MODELS, STATISTICS, parts_of
 from pfl.scores.ranking import NDCG as NDCG  # its name is known on the command line
 
@@ -116,13 +116,13 @@ class ClientMetrics:
     @property
     def read_series(self) -> bool:
         """Whether a metric reads a client's training targets, as the scale of a forecast does."""
-        return any(isinstance(metric, MASE) for metric in self._metrics.values())
+        return any(_reads_series(metric) for metric in self._metrics.values())
 
     def begin_client(self, series: Tensor) -> None:
         """Gives metrics a client's training targets [n, ...], on the host, before its `values`."""
         for metric in self._metrics.values():
-            if isinstance(metric, MASE):
-                metric.begin_client(series)
+            if _reads_series(metric):
+                metric.begin_client(series)  # type: ignore[operator]
 
     def values(self, predicted: Tensor, targets: Tensor) -> Tensor:
         """Returns the value of each metric on a client's samples, float64 [number of metrics].
@@ -193,6 +193,11 @@ def short_name(metric: Metric) -> str:
     """
     name = re.sub(_TASKS, "", type(metric).__name__)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _reads_series(metric: Metric) -> bool:
+    """Whether a metric has `reads_series = True`, and takes training targets in `begin_client`."""
+    return getattr(metric, "reads_series", False)
 
 
 def _alone() -> bool:

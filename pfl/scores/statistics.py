@@ -115,6 +115,88 @@ def holm(p: Sequence[float]) -> list[float]:
     return result.tolist()
 
 
+@dataclass(frozen=True)
+class SeedsTest:
+    """A paired t-test of differences, one for each seed, which are independent.
+
+    Attributes:
+        difference: The mean difference.
+        low, high: Its confidence interval, 1 - level.
+        p: The two-sided p-value.
+        sign: 1 or -1 if p is below the level, the sign of the difference; otherwise 0.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    sign: int
+
+
+def seeds_test(differences: np.ndarray, level: float) -> SeedsTest:
+    """Tests whether the mean of differences [n] is 0, n >= 2; NaN among them decides nothing."""
+    n = len(differences)
+    mean = float(differences.mean())
+    error = float(differences.std(ddof=1)) / math.sqrt(n)
+    if math.isnan(mean):
+        return SeedsTest(math.nan, math.nan, math.nan, math.nan, 0)
+    half = error * float(stats.t.ppf(1 - level / 2, n - 1))
+    if error > 0:
+        p = 2 * float(stats.t.sf(abs(mean) / error, n - 1))
+    else:  # all differences are equal
+        p = float(mean == 0)
+    sign = 0
+    if p < level:
+        sign = round(math.copysign(1, mean))
+    return SeedsTest(mean, mean - half, mean + half, p, sign)
+
+
+def pooled_deviation(groups: Sequence[np.ndarray]) -> float | None:
+    """Returns the standard deviation within groups of differences; None without any two."""
+    freedom = sum(len(group) - 1 for group in groups)
+    if not freedom:
+        return None
+    return math.sqrt(sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / freedom)
+
+
+def seeds_to_find(
+    difference: float, deviation: float, level: float, power: float, least: int, most: int
+) -> int:
+    """Returns with how many seeds `seeds_test` finds a true difference with a probability `power`.
+
+    With n normal differences, t has n - 1 degrees of freedom and the shift
+    sqrt(n) difference / deviation. The number is at least `least`, and at most `most`.
+    """
+    if deviation == 0:
+        return least
+    quantiles = float(stats.norm.ppf(1 - level / 2) + stats.norm.ppf(power))
+    fewest = math.ceil((quantiles * deviation / difference) ** 2)  # if the deviation were known
+    for n in range(max(least, fewest), most):
+        shift = math.sqrt(n) * difference / deviation
+        edge = float(stats.t.ppf(1 - level / 2, n - 1))
+        if float(stats.nct.sf(edge, n - 1, shift)) >= power:
+            return n
+    return most
+
+
+def seeds_to_choose(
+    difference: float, deviation: float, versions: int, power: float, most: int
+) -> int:
+    """Returns with how many seeds the only better one of some versions has the largest mean.
+
+    The means of n seeds are normal, each with the deviation `deviation` / sqrt(n), and that of the
+    better version is larger by `difference`. It wins with the probability
+    E[Phi(x + difference sqrt(n) / deviation)^(versions - 1)] for a standard normal x.
+    """
+    x = np.linspace(-8.0, 8.0, 1601)
+    density = stats.norm.pdf(x) * (x[1] - x[0])
+    for n in range(1, most):
+        shift = math.sqrt(n) * difference / max(deviation, math.ulp(0.0))
+        if float((density * stats.norm.cdf(x + shift) ** (versions - 1)).sum()) >= power:
+            return n
+    return most
+
+
 def mean_ranks(scores: np.ndarray) -> np.ndarray:
     """Returns each method's mean rank, 1 for the best, of scores [blocks, k], larger for better.
 

@@ -1,14 +1,18 @@
 """A server and parties in processes of their own, which are killed at random moments.
 
     python -m pytest tests/deploy/kills.py
+    KILLS=50 python -m pytest -s tests/deploy/kills.py -k flower
 
-It takes minutes, and is not among the tests that pytest finds.
+The second is over Flower's real processes, with TLS and keys. They take minutes, and are not among
+the tests that pytest finds.
 """
 
 import json
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 import time
 from multiprocessing import connection
 from pathlib import Path
@@ -22,7 +26,7 @@ from pfl.deploy.app import run_server
 from pfl.deploy.channel import Channel
 from pfl.deploy.wire import unpack
 from tests.algorithms.methods import differing
-from tests.commands import call
+from tests.commands import ROOT, call, free_port
 from tests.deploy.computed import computed
 
 PARTIES, ROUNDS = 4, 60
@@ -90,6 +94,24 @@ def serve(folder, server):
     run_server(channel, Path("app"), options)
 
 
+def compare(folder, states, count):
+    """Compares a run's models and states with those of a simulation with the same drop-outs."""
+    notes = {note[0]: note[1:] for note in map(json.loads, Path("noted").read_text().splitlines())}
+    rounds = [notes[index] for index in range(count)]
+    trace = [asked for asked, _ in rounds]
+    dropout = [sorted({*asked} - {*answered}) for asked, answered in rounds]
+    words = [*WORDS, "--loop.trace", json.dumps(trace), "--loop.dropout", json.dumps(dropout)]
+    words += ["--trainer.max_epochs", count, "--trainer.name", "run"]
+    status, _, err = call("fit", *words, "--trainer.default_root_dir", "s")
+    assert status == 0, err
+    actual = computed(folder / "runs/run", states)
+    expected = computed(folder / "s/run")
+    unknown = "dropped", "wire_bytes", "train/samples", "samples_seen", "parameters/personalized"
+    names = {name for name in differing(actual, expected) if not name.endswith(unknown)}
+    assert {name for name in names if " test/" not in name} == set(), (trace, dropout)
+    return sum(map(len, dropout))
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.cli
@@ -126,18 +148,7 @@ def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monke
         process.join()
     assert processes[True].exitcode == 0
 
-    notes = {note[0]: note[1:] for note in map(json.loads, Path("noted").read_text().splitlines())}
-    rounds = [notes[index] for index in range(ROUNDS)]
-    trace = [asked for asked, _ in rounds]
-    dropout = [sorted({*asked} - {*answered}) for asked, answered in rounds]
-    words = [*WORDS, "--loop.trace", json.dumps(trace), "--loop.dropout", json.dumps(dropout)]
-    status, _, err = call("fit", *words, "--trainer.name", "run", "--trainer.default_root_dir", "s")
-    assert status == 0, err
-    actual = computed(tmp_path / "runs/run", tmp_path / "app/parties")
-    expected = computed(tmp_path / "s/run")
-    unknown = "dropped", "wire_bytes", "train/samples", "samples_seen", "parameters/personalized"
-    names = {name for name in differing(actual, expected) if not name.endswith(unknown)}
-    assert {name for name in names if " test/" not in name} == set(), (trace, dropout)
+    compare(tmp_path, tmp_path / "app/parties", ROUNDS)
 
     for run, more in (("runs", ["--states", "app/parties"]), ("s", [])):
         path = ["--ckpt_path", f"{run}/run/checkpoints/last.ckpt", "--client", 1]
@@ -148,3 +159,94 @@ def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monke
         "export", *path[:1], "runs/run/checkpoints/last.ckpt", *path[2:], "--out", "x"
     )
     assert (status, err) == (2, "error: export: --states: party 1 has them; give its folder\n")
+
+
+def serve_party(folder, party):
+    """The target of a party's process."""
+    os.chdir(folder)
+    with Path(f"{party}.log").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    torch.set_num_threads(1)
+    main(["node", "--config", f"app-keys/party-{party}/party.yaml"])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
+def test_a_federation_over_flower_that_is_killed_at_random_is_the_simulation(tmp_path, monkeypatch):
+    """The SuperLink and the server's program are killed together, and parties one by one."""
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install '.[deploy]'")
+    kills = int(os.environ.get("KILLS", "10"))
+    rounds = 3 * kills
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS, "--trainer.name", "run", "--trainer.max_epochs", rounds]
+    assert call("deploy", *words, "--out", "app", "--tls", "localhost")[0] == 0
+    server = Path("app/server_app.py")
+    text = server.read_text()
+    server.write_text(text.replace("from pfl.deploy.flower", "from tests.deploy.noted"))
+    port = free_port()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PFL_NOTED": str(tmp_path / "noted")}
+    env["OMP_NUM_THREADS"] = "1"
+    timeout = "timeout=300.0"
+    words = ["-m", "pfl.deploy.here", "app", "--server", "--keys", "app-keys", "--port", str(port)]
+    words += ["--run-config", timeout]
+    for party in range(PARTIES):
+        file = Path(f"app-keys/party-{party}/party.yaml")
+        file.write_text(file.read_text().replace("localhost:8000", f"localhost:{port}"))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pfl.deploy.app", "pfl.callbacks", "flwr.supernode.main"])
+
+    def start(name):
+        if name == "server":
+            with Path("server.log").open("a") as log:
+                options = {"env": env, "stdout": log, "stderr": subprocess.STDOUT}
+                return subprocess.Popen([sys.executable, *words], **options)
+        process = context.Process(target=serve_party, args=(str(tmp_path), name))
+        process.start()
+        return process
+
+    def status(name):
+        if name == "server":
+            return processes[name].poll()
+        return processes[name].exitcode
+
+    def end(name):
+        processes[name].kill()
+        if name == "server":
+            processes[name].wait()
+        else:
+            processes[name].join()
+
+    processes = {name: start(name) for name in ("server", *range(PARTIES))}
+    draw = random.Random()
+    victims = ["server"] * max(1, kills // 8)
+    victims += [draw.randrange(PARTIES) for _ in range(kills - len(victims))]
+    draw.shuffle(victims)
+    last = time.monotonic() + 120 * kills
+    seen = 0
+    while status("server") != 0 and time.monotonic() < last:
+        time.sleep(draw.uniform(0, 4))
+        for name in processes:  # as systemd does it
+            if status(name) not in (None, 0):
+                processes[name] = start(name)
+        lines = 0
+        if Path("noted").exists():
+            lines = len(Path("noted").read_text().splitlines())
+        if victims and lines > seen:  # a round has ended since
+            seen = lines
+            name = victims.pop()
+            end(name)
+            processes[name] = start(name)
+    for name in processes:
+        end(name)
+    assert status("server") == 0, Path("server.log").read_text()[-3000:]
+    assert victims == []
+    states = tmp_path / "states"
+    states.mkdir()
+    for party in range(PARTIES):
+        for path in Path(f"app-keys/party-{party}/states").glob(f"*/client-{party}"):
+            (states / path.parent.name).mkdir(exist_ok=True)
+            path.rename(states / path.parent.name / path.name)
+    lost = compare(tmp_path, states, rounds)
+    print(f"{kills} kills, {rounds} rounds, {lost} messages lost")

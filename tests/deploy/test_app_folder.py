@@ -2,7 +2,6 @@
 
 import json
 import platform
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from tests.refusal import refused
 
 WORDS = ["--config", "quickstart", "--data.num_clients", 3, "--loop.clients_per_round", "null"]
 WORDS += ["--trainer.callbacks", "[]"]
-PROGRAMS = ["flower-superlink", "flower-supernode", "flwr", "pfl", "python"]
 
 
 def contents(folder):
@@ -168,29 +166,6 @@ def test_runs_that_parties_cannot_have_are_not_written(tmp_path, monkeypatch):
         status, _, error = call("deploy", *WORDS, *words, "--out", "app")
         assert status == 2 and error.count("\n") == 1 and line in error
         assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.cli
-def test_the_script_names_a_program_that_is_missing_and_ends(app):
-    """In an environment that is not active, as one whose `pfl` is called by its path."""
-    for there, missing in (([], "flower-superlink"), (PROGRAMS, None)):
-        folder = app.parent / f"bin-{missing}"
-        folder.mkdir()
-        for name in ("dirname", "seq", "sleep"):
-            (folder / name).symlink_to(shutil.which(name))
-        for name in there:
-            (folder / name).symlink_to(shutil.which("false"))  # it ends at once
-        done = subprocess.run(
-            ["/bin/sh", app / "here.sh"],
-            env={"PATH": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        line = f"there is no program {missing}; activate the environment of pfl first"
-        if missing is None:
-            line = "flower-superlink has ended; superlink.log says why"
-        assert (done.returncode, done.stderr) == (1, f"here.sh: {line}\n")
 
 
 # ---- a party's file -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from pfl.cli import main
+from pfl.deploy.here import QUIET
 from tests.algorithms.methods import differing
 from tests.commands import ROOT, call, free_port
 from tests.deploy.computed import computed
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.cli,
     pytest.mark.skipif(
         not (BIN / "flower-superlink").exists(),
-        reason="flwr is not installed: pip install '.[deploy]'",
+        reason="flwr is not installed: make test-flower has it",
     ),
 ]
 BASE = f"""
@@ -42,6 +43,7 @@ loop: {{clients_per_round: 2, clients_at_once: 1, evaluate: [test]}}
 PRIVACY = "{noise_multiplier: 0.5, clip: 0.1, delta: 0.01, reproducible: true}"
 KINDS = {
     "stateless": ["FedAvg"],
+    "by SuperNodes": ["FedAvg"],
     "client state": ["SCAFFOLD"],
     "personal layers": ["FedPer"],
     "models of their own": ["Ditto"],
@@ -54,12 +56,14 @@ KINDS = {
 
 
 class Flower:
-    """A SuperLink and SuperNodes, each of which asks the worker at `<folder>/<party>.sock`."""
+    """A SuperLink, to which parties connect by themselves or by SuperNodes."""
 
     def __init__(self, folder):
-        self.folder, self.processes, self.port = folder, [], free_port()
+        self.folder = folder
+        self.processes = []
+        self.port = free_port()
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        self.env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+        self.env = {**os.environ, **QUIET, "PATH": path, "PYTHONPATH": str(ROOT)}
         self.env["FLWR_HOME"] = str(folder / ".flwr")
         (folder / ".flwr").mkdir()
         address = f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
@@ -68,12 +72,6 @@ class Flower:
         )
         options = ["--insecure", "--disable-runtime-dependency-installation"]
         self.start("superlink", "flower-superlink", *options, "--port", self.port)
-        for party in range(PARTIES):
-            worker = f'worker="{folder}/{party}.sock"'
-            to = ["--superlink", f"127.0.0.1:{self.port}", "--port", free_port()]
-            self.start(
-                f"node-{party}", "flower-supernode", "--insecure", *to, "--node-config", worker
-            )
         end = time.monotonic() + 60
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
@@ -84,35 +82,51 @@ class Flower:
     def start(self, name, *command):
         """Starts a process whose output is in a file."""
         with (self.folder / f"{name}.log").open("w") as log:
-            words, err = [*map(str, command)], subprocess.STDOUT
-            self.processes.append(subprocess.Popen(words, env=self.env, stdout=log, stderr=err))
+            words = [*map(str, command)]
+            options = {"env": self.env, "stdout": log, "stderr": subprocess.STDOUT}
+            self.processes.append(subprocess.Popen(words, **options))
+        return self.processes[-1]
 
     def end(self):
         for process in self.processes[::-1]:
             process.terminate()
             process.wait(60)
 
-    def run(self, app):
+    def run(self, app, supernodes):
         """Runs an app with a worker for each party, and returns what the run has printed."""
         context = multiprocessing.get_context("forkserver")
         workers = []
+        others = []
         for party in range(PARTIES):
             file = app / f"party-{party}.yaml"
             content = {"client": party, "socket": f"{self.folder}/{party}.sock", "folder": "states"}
+            if supernodes:
+                words = [
+                    "--insecure",
+                    "--superlink",
+                    f"127.0.0.1:{self.port}",
+                    "--port",
+                    free_port(),
+                ]
+                words += ["--node-config", f'worker="{content["socket"]}"']
+                others.append(self.start(f"node-{party}", "flower-supernode", *words))
+            else:
+                content["superlink"] = {"address": f"127.0.0.1:{self.port}"}
             file.write_text(yaml.safe_dump(content))
             node = context.Process(target=main, args=(["node", "--config", str(file)],))
             node.start()
             workers.append(node)
-        words, settings = (
-            [BIN / "flwr", "run", app, "here", "--stream"],
-            dict(text=True, timeout=900),
-        )
+        words = [BIN / "flwr", "run", app, "here", "--stream"]
+        options = {"text": True, "timeout": 900, "env": self.env, "capture_output": True}
         try:
-            return subprocess.run(words, env=self.env, capture_output=True, **settings).stdout
+            return subprocess.run(words, **options).stdout
         finally:
-            for node in workers:
+            for node in (*workers, *others):
                 node.terminate()
+            for node in workers:
                 node.join(60)
+            for node in others:
+                node.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +147,7 @@ def test_a_run_over_flower_is_the_simulation(flower, tmp_path, kind, monkeypatch
     (tmp_path / "base.yaml").write_text(BASE)
     status, _, err = call("deploy", *words, "--out", "app")
     assert status == 0, err
-    printed = flower.run(tmp_path / "app")
+    printed = flower.run(tmp_path / "app", supernodes=kind == "by SuperNodes")
     status, _, err = call("fit", *words, "--trainer.default_root_dir", "simulated")
     assert status == 0, err
     assert (tmp_path / "runs/run/summary.json").is_file(), printed

@@ -1,35 +1,90 @@
 """The commands of docs/deploy.md, in a process of their own."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, call, table
+from tests.commands import ROOT, call, free_port, table
 from tests.refusal import refused
 
 WORDS = ["--data.num_clients", 3, "--loop.clients_per_round", "null", "--trainer.callbacks", "[]"]
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.cli
-def test_the_page_makes_a_federation_on_one_machine(tmp_path):
-    bin_folder = Path(sys.executable).parent
-    if not (bin_folder / "flower-superlink").exists():
-        pytest.skip("flwr is not installed: pip install '.[deploy]'")
-    (block,) = re.findall(r"```sh\n(pfl deploy.*?)```", (ROOT / "docs/deploy.md").read_text(), re.S)
-    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(["sh", "-ec", block], cwd=tmp_path, env=env, timeout=280)
-    assert done.returncode == 0
-    rows = table(tmp_path / "runs/quickstart/metrics.csv")
+PAGE = (ROOT / "docs/deploy.md").read_text()
+BLOCKS = re.findall(r"```sh\n(pfl (?:deploy|node).*?)```", PAGE, re.S)
+real = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.cli,
+    pytest.mark.skipif(
+        not (Path(sys.executable).parent / "flower-superlink").exists(),
+        reason="flwr is not installed: make test-flower has it",
+    ),
+]
+
+
+def shell(block, folder, log=None, **options):
+    """Starts a shell with the lines of a block, for which `pfl` is that of this environment."""
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/pfl").write_text(f'#!/bin/sh\nexec {sys.executable} -m pfl "$@"\n')
+    (folder / "bin/pfl").chmod(0o755)
+    env = {**os.environ, "PATH": f"{folder}/bin{os.pathsep}{os.environ['PATH']}"}
+    env["PYTHONPATH"] = str(ROOT)
+    return subprocess.Popen(["sh", "-ec", block], cwd=folder, env=env, stdout=log, **options)
+
+
+def all_took_part(folder):
+    rows = table(folder / "runs/quickstart/metrics.csv")
     assert [row["participants"] for row in rows] == ["3"] * 3
     assert all(float(row["comm/uplink_wire_bytes"]) > 0 for row in rows)
+
+
+class TestThePage:
+    pytestmark = real
+
+    def test_it_makes_a_federation_on_one_machine(self, tmp_path):
+        block = BLOCKS[0].replace("here.sh", f"here.sh --port {free_port()}")
+        assert shell(block, tmp_path).wait(280) == 0
+        all_took_part(tmp_path)
+
+    def test_it_makes_a_federation_on_several_machines(self, tmp_path):
+        """With TLS and keys; all of them are this one. A party compares itself, and then trains."""
+        port = free_port()
+        _, server, party = BLOCKS
+        server = server.replace("fl.example.org", "localhost")
+        deploy, run = server.strip().splitlines()
+        assert shell(deploy, tmp_path).wait(120) == 0
+        for file in tmp_path.glob("app-keys/party-*/party.yaml"):
+            file.write_text(file.read_text().replace("localhost:8000", f"localhost:{port}"))
+        with (tmp_path / "server.log").open("w") as log:
+            started = shell(f"{run} --port {port}", tmp_path, log, start_new_session=True)
+        nodes = []
+        try:
+            for client in range(3):
+                # It ends with an error until the SuperLink has its key; systemd starts it again.
+                again = "\n".join(
+                    f"until {line}; do sleep 1; done" for line in party.split("\n")[:2]
+                )
+                text = again.replace("party-0", f"party-{client}")
+                with (tmp_path / f"{client}.log").open("w") as log:
+                    nodes.append(shell(text, tmp_path, log, start_new_session=True))
+            assert started.wait(400) == 0, (tmp_path / "server.log").read_text()
+        finally:
+            for process in (started, *nodes):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+                process.wait(60)
+        all_took_part(tmp_path)
+        for client in range(3):
+            told = (tmp_path / f"{client}.log").read_text()
+            assert f"party {client} agrees with the server at localhost:{port}" in told
 
 
 @pytest.mark.cli

@@ -172,6 +172,19 @@ def test_shares_of_the_grid_make_a_whole(tmp_path, capsys):
     assert (out / "comparison.md").exists()
 
 
+def test_one_row_of_a_comparison_keeps_the_tables_of_all_rows(finished, tmp_path, capsys):
+    out = copy(finished, tmp_path)
+    whole = (out / "comparison.csv").read_bytes()
+    compare(comparison(tmp_path), out, "--only", "LocalTrain", "--seed", "1")
+    with (out / "runs.csv").open() as file:
+        runs = list(csv.DictReader(file))
+    with (out / "part" / "runs.csv").open() as file:
+        part = list(csv.DictReader(file))
+    (row,) = [run for run in runs if (run["method"], run["seed"]) == ("LocalTrain", "1")]
+    assert part == [{name: row[name] for name in part[0]}]  # without columns of FedAvg alone
+    assert (out / "comparison.csv").read_bytes() == whole
+
+
 def test_a_share_does_not_take_runs_of_another_configuration(finished, tmp_path, capsys):
     """The other half of the runs have two rounds, this one has three."""
     out = copy(finished, tmp_path)
@@ -315,6 +328,9 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--baseline", "FedPrix"], ["--baseline", "FedPrix", "FedAvg"]),
         (["FILE", "--metric", "val/global/loss"], ["--metric", "val/global/loss"]),
         (["FOLDER", "--share", "1/2"], ["--share", "folders"]),
+        (["FOLDER", "--seed", "0"], ["--seed", "folders"]),
+        (["FILE", "--only", "FedPrix"], ["--only: FedPrix", "there are FedAvg; LocalTrain"]),
+        (["FILE", "--seed", "2"], ["--seed: 2", "one of 0, 1"]),
         (["FILE", "--latex", "percent"], ["--latex", "percent", "columns"]),
         (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "positive number"]),
         (["FOLDER"], ["metrics.csv"]),

@@ -392,3 +392,42 @@ def test_every_run_of_a_figure_runs_and_has_what_it_shows(folder, here):
     for figure in figures:
         for panel in figure.shown:
             panel.check(figure.name, rows, metrics)
+
+
+# ---- one row ------------------------------------------------------------------------------------
+
+
+def test_one_row_of_one_seed_is_the_row_of_the_whole(here):
+    """The others are not run, and what all rows have shown stays as it was."""
+    path = write(TINY)
+    row = ["--only", "alone, local_steps 2", "--seed", "1"]
+    assert call(path, "--out", "first", *row)[0] == 0
+    assert [found.parent for found in here.glob("first/*/**/outcome.json")] == [
+        here / "first" / "tiny" / "alone" / "local_steps=2" / "seed1"
+    ]
+    assert sorted(found.name for found in here.glob("first/*.*")) == ["tiny-part.csv"]
+    assert call(path, "--out", "whole")[0] == 0
+    part = table(here / "first" / "tiny-part.csv")
+    whole = table(here / "whole" / "tiny.csv")
+    same = {"run": "alone", "local_steps": "2", "seed": "1"}
+    expected = []
+    for line in whole:
+        if line | same == line:  # without columns that other runs alone have
+            expected.append({name: line[name] for name in part[0]})
+    assert part == expected and len(part) == 2
+    assert call(path, "--out", "whole", "--only", "alone")[0] == 0  # its four runs, made before
+    assert len(table(here / "whole" / "tiny-part.csv")) == 4 * 2
+    assert table(here / "whole" / "tiny.csv") == whole
+
+
+def test_a_row_that_there_is_not_is_refused_with_those_that_there_are():
+    path = write(TINY)
+    runs = ("FedAvg", "too fast", "alone")
+    known = "; ".join(f"{run}, local_steps {steps}" for run in runs for steps in (1, 2))
+    status, _, error = call(path, "--only", "alone, local_steps 3")
+    assert status == 2
+    assert error == (
+        f"error: reproduce: --only: alone, local_steps 3; there is no such row; there are {known}\n"
+    )
+    status, _, error = call(path, "--seed", "7")
+    assert (status, error) == (2, "error: reproduce: --seed: 7; it must be one of 0, 1\n")

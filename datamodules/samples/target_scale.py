@@ -1,0 +1,69 @@
+"""The unit in which the values of a regression are trained."""
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..transforms.transform import channel_statistics
+
+
+class TargetScale(nn.Module):
+    """The mean and the standard deviation of each target, between which and 1 losses are taken.
+
+    Args:
+        mean: What is subtracted from each target [L], or one number for all.
+        std: What each target is then divided by, likewise.
+
+    Example:
+        >>> scale = TargetScale([250_000.0], [80_000.0])
+        >>> scale(torch.tensor([330_000.0]))
+        tensor([1.])
+        >>> scale.own_unit(torch.tensor([[1.0]]))
+        tensor([[330000.]])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("std", torch.tensor(std))
+
+    @classmethod
+    def of(cls, targets: Tensor) -> "TargetScale":
+        """Returns the scale of targets [n], [n, L] or [n, ...], where all places have one number.
+
+        A constant target is divided by 1.
+
+        Raises:
+            ConfigError: The targets are classes.
+        """
+        if not targets.is_floating_point():
+            raise ConfigError(
+                "data.scale_targets: True, but the targets are classes; it must be false, or "
+                "target_kind: numbers makes values of a table's whole numbers"
+            )
+        rows = targets
+        if targets.ndim != 2:
+            rows = targets.reshape(len(targets), 1, -1)
+        mean, std = channel_statistics(rows)
+        return cls(mean, [value or 1.0 for value in std])
+
+    def forward(self, targets: Tensor) -> Tensor:
+        """Returns targets in the unit of the training."""
+        return (targets - self.mean.to(targets.device)) / self.std.to(targets.device)
+
+    def own_unit(self, outputs: Tensor) -> Tensor:
+        """Returns outputs [n, ...] of a network in the unit of the targets."""
+        return outputs * self.std.to(outputs.device) + self.mean.to(outputs.device)
+
+    def describe(self) -> str:
+        """Returns a line about the numbers."""
+        numbers = []
+        for values in (self.mean, self.std):
+            numbers.append(", ".join(f"{value:.4g}" for value in values.tolist()))
+        return (
+            f"targets: standardized for training by mean {numbers[0]} and standard deviation "
+            f"{numbers[1]}; metrics and predictions are in the targets' own unit, losses are not"
+        )

@@ -44,7 +44,6 @@ REASONS = {
     "pFedHN.server_momentum": "the paper's server is SGD with momentum; 0 is plain SGD",
     "ClientParallelStrategy.process_group_backend": "GPUs that NCCL does not reach",
     "ClientParallelStrategy.start_method": "notebooks, for which `auto` gives fork",
-    "TableDataModule.category_columns": "codes that are numbers in the file, such as postcodes",
     "TableDataModule.test_file": "test samples in a file of their own",
     "Trainer.num_sanity_val_steps": "an evaluation before a first round of hours",
     "Trainer.plugins": "clusters and precisions that Lightning has as plugins",

@@ -95,7 +95,7 @@ def cut(change, energy):
 
 
 def slow(networks):
-    """The messenger, all u_i with W_i, and the bytes that each client has sent, after each round."""
+    """The messenger, all u_i with W_i, and the bytes that each client has sent, by round."""
     common = messenger()
     maps = [first_map(net) for net in networks]
     up = np.zeros(4)

@@ -385,16 +385,13 @@ def test_a_party_with_samples_of_another_shape_is_refused(federation):
         parties.train(timeout=0.2)
 
 
-def test_a_line_for_each_party_says_who_is_there(federation):
+def test_a_line_for_each_party_says_who_is_there(federation, capsys):
     """The samples are those of `small_world`: 5, 1, 4 and 2, and three that all are tested on."""
     parties = federation("FedAvg", absent={3: [0]})
     parties.channel.stranger = pack({"refused": "another network"})
-    told = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfl.deploy.server.rank_zero_info", told.append)
-        with pytest.warns(UserWarning, match="a party is refused: another network"):
-            parties.train(enough=3)
-    assert told[0].splitlines() == [
+    with pytest.warns(UserWarning, match="a party is refused: another network"):
+        parties.train(enough=3)
+    assert capsys.readouterr().out.splitlines()[:5] == [
         "party 0: 5 samples to train with, 0 to validate, 3 to test",
         "party 1: 1 samples to train with, 0 to validate, 3 to test",
         "party 2: 4 samples to train with, 0 to validate, 3 to test",

@@ -260,7 +260,7 @@ class Board:
                     title=method,
                     title_size="medium",
                     xlabel="points",
-                    xlim=(-12, 12),
+                    xlim=(-26, 22),
                     ylim=(-1.7, len(order) - 0.3),
                     yticks=ticks,
                 )
@@ -273,7 +273,8 @@ def _score(rows: list[dict[str, str]]) -> float:
     if rows[-1]["diverged"] == "1":
         raise ValueError("a run diverged; the protocol says what counts")
     model = model_of(rows[-1])
-    best = max(rows, key=lambda row: float(row[f"val/{model}/accuracy"]))
+    evaluated = [row for row in rows if row[f"val/{model}/accuracy"]]
+    best = max(evaluated, key=lambda row: float(row[f"val/{model}/accuracy"]))
     return float(best[f"test/{model}/accuracy"])
 
 

@@ -104,9 +104,7 @@ def _owners(
     return np.array([known[cell] for cell in cells])
 
 
-def _fill_gaps(
-    module: TableDataModule, path: Path, values: np.ndarray, owners: np.ndarray
-) -> None:
+def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: np.ndarray) -> None:
     """Gives missing values [n, F], NaN, the means of the run's training samples, in place.
 
     They are those of the client whose model predicts, and of all clients for the global model.

@@ -144,9 +144,7 @@ def adapter_of(name: str) -> LoRA | None:
     return None
 
 
-def trained(
-    name: str, task: Task, root: Path, adapter: LoRA | None = None
-) -> FederatedAlgorithm:
+def trained(name: str, task: Task, root: Path, adapter: LoRA | None = None) -> FederatedAlgorithm:
     """Returns a method after two rounds of one local epoch, perhaps with an adapter.
 
     Raises:

@@ -248,12 +248,13 @@ class Board:
             look = {"colour": COLOURS[1], "width": 2.5}
             y = np.full(2, -1.0)
             marks.append(Curve("", np.array([test.low, test.high]), y, **look))  # type: ignore[arg-type]
-            mean = np.array([test.differences.mean()])
-            marks.append(Curve("", mean, y[:1], line="", marker="D", size=6, colour=COLOURS[1]))
-            ticks = dict.fromkeys(range(-1, len(order)), "")
+            whole = np.array([test.differences.mean()])
+            marks.append(Curve("", whole, y[:1], line="", marker="D", size=6, colour=COLOURS[1]))
+            ticks = {float(row): "" for row in range(-1, len(order))}
             if number == 0:
-                ticks = {-1: "all problems"}
-                ticks |= {row: self.problems[place] for row, place in enumerate(order)}
+                ticks[-1.0] = "all problems"
+                for row, place in enumerate(order):
+                    ticks[float(row)] = self.problems[place]
             plots.append(
                 Plot(
                     marks,

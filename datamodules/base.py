@@ -34,7 +34,7 @@ from .samples.loaded import (
 )
 from .samples.missing import fill_with_means, mean_of_known
 from .samples.samples import Samples, TensorSamples, concatenate
-from .samples.target_scale import TargetScale
+from .transforms.target_scale import TargetScale
 from .transforms.transform import Pipeline, Transform
 
 SplitName = Literal["train", "val", "test"]

@@ -45,6 +45,23 @@ class Classifier(nn.Module):
         return self.head(self.body(x))
 
 
+class FirstOutputs(nn.Module):
+    """The head of a network of several: of what they give side by side, the outputs of the first.
+
+    Args:
+        count: How many there are, all of them with as many outputs.
+
+    Shape: input [B, count * K, ...], output [B, K, ...].
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, side_by_side: Tensor) -> Tensor:
+        return side_by_side[:, : side_by_side.shape[1] // self.count]
+
+
 def head_name(network: nn.Module) -> str:
     """Returns the name of a network's head, "" for a network that is a single layer.
 
@@ -57,6 +74,8 @@ def head_name(network: nn.Module) -> str:
         '2'
     """
     head = getattr(network, "head", None)
+    if isinstance(head, FirstOutputs):
+        return "head"
     if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
         return "head"
     modules = network.named_modules(remove_duplicate=False)

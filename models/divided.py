@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, relu
 
-from pfl.models.classifier import without_head
+from .classifier import without_head
 
 
 def _vectors(features: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from torch import nn
 
-from .classifier import Classifier, head_name, replace_layer
+from .classifier import Classifier, head_name, replace_layer, without_head
 
 BY_RULE = ("turn", "size")
 
@@ -165,6 +165,8 @@ def _with_features(name: str, network: nn.Module, features: int, reduce: str) ->
     if place == "head" and isinstance(body, nn.Module):
         network.body = nn.Sequential(body, reduced)
         network.head = new
+    elif place == "head":  # a network of the user's own
+        return Classifier(nn.Sequential(without_head(network)[0], reduced), new)
     else:
         replace_layer(network, place, nn.Sequential(reduced, new))
     return network

@@ -582,3 +582,9 @@ def test_links_lead_somewhere():
         if not (document.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_the_menu_of_the_site_has_all_results_of_benchmarks():
+    menu = (ROOT / "mkdocs.yml").read_text()
+    for path in (ROOT / "benchmarks" / "results").glob("*.md"):
+        assert f"benchmarks/{path.name}" in menu

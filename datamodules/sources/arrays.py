@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -66,6 +66,9 @@ class ArrayDataModule(FederatedDataModule):
 
     Args:
         file: Path of an `.npz` file whose arrays have the names of the arguments, instead of them.
+        missing: What becomes of samples with NaN, where a value is missing. "refuse" refuses them.
+            "drop" leaves them out. "mean" gives an input of a table, [N, F], the mean of its column
+            over its client's training samples; a sample without target is still refused.
 
     Example:
         >>> from pfl.datamodules import Dirichlet
@@ -85,9 +88,11 @@ class ArrayDataModule(FederatedDataModule):
         test_targets: np.ndarray | None = None,
         client_ids: np.ndarray | None = None,
         file: str | os.PathLike | None = None,
+        missing: Literal["refuse", "drop", "mean"] = "refuse",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.missing = missing
         arrays = zip(_KEYS, (inputs, targets, test_inputs, test_targets, client_ids), strict=True)
         given = {key: np.asarray(value) for key, value in arrays if value is not None}
         key = "ArrayDataModule.file"
@@ -108,16 +113,24 @@ class ArrayDataModule(FederatedDataModule):
         """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""
         for key in ("inputs", "targets"):
             require_value(f"ArrayDataModule.{key}", None, key in arrays, expected)
+        left_out = ""
+        if self.missing == "drop":
+            arrays, left_out = _without_gaps(arrays)
+        missing = None
+        if self.missing == "mean":
+            arrays, missing = _with_zeros(arrays)
         tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
         wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
         self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
         self.conversions = []
+        if left_out:
+            self.conversions.append(left_out)
         for key in self.rounded_arrays:
             self.conversions.append(f"{key}: rounded from {arrays[key].dtype} to float32")
         for key in ("inputs", "test_inputs"):
             if key in tensors and are_scaled(tensors[key]):
                 self.conversions.append(f"{key}: uint8 images, divided by 255")
-        return _as_loaded({**arrays, **tensors})
+        return _as_loaded({**arrays, **tensors})._replace(missing=missing)
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
@@ -151,6 +164,54 @@ def _read_array(key: str, stored: Any, name: str) -> np.ndarray:
             f"{key}: the array {name} is of Python objects, as pandas gives text; it must be saved "
             f"as {name}.astype({kind})"
         ) from error
+
+
+def _gaps(values: np.ndarray) -> np.ndarray:
+    """Returns where floating values are NaN, and False of other types."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    return np.zeros(values.shape, bool)
+
+
+def _without_gaps(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], str]:
+    """Returns arrays without the samples that lack a value, and a line about how many they are."""
+    result = dict(arrays)
+    kept = []
+    for prefix in ("", "test_"):
+        names = [name for name in (f"{prefix}inputs", f"{prefix}targets") if name in arrays]
+        if len({len(arrays[name]) for name in names}) != 1:  # this is refused later
+            continue
+        gaps = np.zeros(len(arrays[names[0]]), bool)
+        for name in names:
+            gaps |= _gaps(arrays[name]).reshape(len(gaps), -1).any(1)
+        for name in names:
+            result[name] = arrays[name][~gaps]
+        kept.append(~gaps)
+    whole = np.concatenate(kept)
+    if whole.all():
+        return arrays, ""
+    if "client_ids" in arrays:  # of the training samples, or of all
+        ids = arrays["client_ids"]
+        result["client_ids"] = ids[whole[: len(ids)]]
+    expected = "'refuse' or 'mean', as each training sample lacks a value"
+    require_value("ArrayDataModule.missing", "drop", len(result["inputs"]) > 0, expected)
+    return result, f"{(~whole).sum()} of {len(whole)} samples are left out, as they have NaN"
+
+
+def _with_zeros(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns arrays with 0 for NaN in the inputs, and where NaN was, [N, F] of all samples."""
+    result = dict(arrays)
+    parts = []
+    for name in ("inputs", "test_inputs"):
+        if name not in arrays:
+            continue
+        values = arrays[name]
+        expected = "'refuse' or 'drop', as only inputs of a table, [N, F], have columns"
+        require_value("ArrayDataModule.missing", "mean", values.ndim == 2, expected)
+        gaps = _gaps(values)
+        result[name] = np.where(gaps, 0, values)
+        parts.append(gaps)
+    return result, np.concatenate(parts)
 
 
 def _tensor(key: str, array: np.ndarray) -> Tensor:

@@ -85,6 +85,7 @@ class ImageFolderDataModule(FederatedDataModule):
         if cache is not None:
             self.cache = Path(cache).expanduser()
         self.image_size = as_int(image_size)
+        self._others: list[Path] = []  # files that are no images
 
     def prepare_data(self) -> None:
         if self.cache is not None:
@@ -96,6 +97,11 @@ class ImageFolderDataModule(FederatedDataModule):
         train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)
         paths = [image.path for image in found]
         self.conversions = changes_of(paths, self.image_size, self.cache, self.colour)
+        if self._others:
+            self.conversions.append(
+                f"files left out, as their names do not end with {', '.join(SUFFIXES)}: "
+                f"{len(self._others)}, first {str(self._others[0])!r}"
+            )
         owners = [image.client for image in found]
         ids = None
         if owners[0] is not None:
@@ -129,8 +135,13 @@ class ImageFolderDataModule(FederatedDataModule):
     def _walk(self) -> list["_Image"]:
         images = []
         levels = self.levels.split("/")
+        self._others = []
         for path in sorted(self.folder.rglob("*")):
-            if path.suffix.lower() not in SUFFIXES or not path.is_file():
+            if not path.is_file():
+                continue
+            if path.suffix.lower() not in SUFFIXES:
+                if not path.name.startswith("."):
+                    self._others.append(path.relative_to(self.folder))
                 continue
             *names, _ = path.relative_to(self.folder).parts
             if len(names) != len(levels):

@@ -579,8 +579,8 @@ def _read_csv(path: Path, conversions: list[str]) -> tuple[list[str], list[Colum
         conversions.append(f"{path.name}: lines left out, as they are empty: {empty}")
     if "\0" in text:
         raise ConfigError(f"{key} holds the character NUL, as UTF-16 does; {_UTF8}")
-    if len(names) == 1 and ";" in names[0]:  # as spreadsheets write it where numbers have commas
-        raise ConfigError(f"{key} has semicolons between its cells; they must be commas")
+    if len(names) == 1 and (between := _other_separator(lines)):
+        raise ConfigError(f"{key} has {between} between its cells; they must be commas")
     if "" in names:
         raise ConfigError(
             f"{key} has a column without a name, as an index of pandas; name it, or leave it out"
@@ -599,6 +599,18 @@ def _read_csv(path: Path, conversions: list[str]) -> tuple[list[str], list[Colum
             shown = name.encode(errors="replace").decode()
             raise ConfigError(f"{key} has a column {shown!r} in another code; {_UTF8}") from error
     return names, [Column(values_of(column), column) for column in cells]
+
+
+def _other_separator(lines: Sequence[Sequence[str]]) -> str:
+    """Returns what stands between the cells of a file without commas; "" if it has one column."""
+    rows = [row[0] for row in lines if row]
+    if ";" in rows[0]:  # as spreadsheets write it where numbers have commas
+        return "semicolons"
+    for between, name in (("\t", "tabs"), (" ", "spaces")):
+        sizes = {len(row.split(between)) for row in rows}
+        if len(sizes) == 1 and sizes != {1}:
+            return name
+    return ""
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[Column]]:

@@ -92,7 +92,7 @@ class ImageDataModule(FederatedDataModule):
         return getattr(datasets, self.title)(self.root, train=train, **arguments)
 
     def prepare_data(self) -> None:
-        if not self._missing():
+        if not self._missing_files():
             return
         try:
             self.download()
@@ -105,7 +105,7 @@ class ImageDataModule(FederatedDataModule):
             ) from error
 
     def load(self) -> Loaded:
-        if missing := self._missing():
+        if missing := self._missing_files():
             raise ConfigError(
                 f"{self._key} does not hold {self.title} ({missing[0]} is missing); "
                 "call prepare_data() first, which downloads the data"
@@ -139,7 +139,7 @@ class ImageDataModule(FederatedDataModule):
     def _key(self) -> str:
         return f"{type(self).__name__}.root: {str(self.root)!r}"
 
-    def _missing(self) -> list[str]:
+    def _missing_files(self) -> list[str]:
         return [file for file in self.files if not (self.root / file).is_file()]
 
 
@@ -180,13 +180,13 @@ class FashionMNISTDataModule(ImageDataModule):
     installed: ClassVar[Path] = Path("/usr/share/datasets/fashion-mnist")
 
     def download(self) -> None:
-        for path in map(self.root.joinpath, self._missing()):
+        for path in map(self.root.joinpath, self._missing_files()):
             packed = self.installed / f"{path.name}.gz"
             if packed.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with new_content(path) as opened:
                     opened.write(gzip.decompress(packed.read_bytes()))
-        if self._missing():
+        if self._missing_files():
             super().download()
 
 

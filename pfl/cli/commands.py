@@ -19,6 +19,12 @@ from pfl.machine import refuse_windows
 BUDGETS = ("rounds", "bytes", "gradients", "virtual_seconds")
 KINDS = ("method", "data", "network", "stage")
 FORMATS = ("safetensors", "onnx", "peft")
+LEAF = {
+    "femnist": "FEMNISTDataModule",
+    "celeba": "CelebADataModule",
+    "shakespeare": "ShakespeareDataModule",
+    "sent140": "Sent140DataModule",
+}
 TABLES = (".csv", ".parquet")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
@@ -249,26 +255,31 @@ def data(given: argparse.Namespace) -> None:
             print(given.out / "samples.png")
 
 
-def _data_options(path: Path, options: list[str]) -> list[str]:
-    """Returns a file, and options of its data module, as options of `pfl fit`."""
-    name = ""
+def _module_of(path: Path) -> tuple[str, str]:
+    """Returns the data module that reads a file or a folder, and its argument for the path."""
     if path.suffix in TABLES:
-        name = "TableDataModule"
-    elif path.suffix == ".npz":
-        name = "ArrayDataModule"
-    elif path.is_dir():
-        name = "ImageFolderDataModule"
-    if not name:
+        return "TableDataModule", "file"
+    if path.suffix == ".npz":
+        return "ArrayDataModule", "file"
+    if not path.is_dir():
         raise ConfigError(
             f"data: {path}; it must be a .csv, .parquet or .npz file, or a folder of images; "
             "--config FILE or --data NAME shows other data sets"
         )
-    key = "file"
-    if path.is_dir():
-        key = "folder"
+    if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json")):
+        return "HuggingFaceDataModule", "path"
+    for folder, name in LEAF.items():  # the files of one of them, or of the first of several
+        if (path / "data" / folder / "data").is_dir():
+            return name, "root"
+    return "ImageFolderDataModule", "folder"
+
+
+def _data_options(path: Path, options: list[str]) -> list[str]:
+    """Returns a file, and options of its data module, as options of `pfl fit`."""
+    name, key = _module_of(path)
     words = ["--data", name, f"--data.{key}", str(path)]
     keys = [word.removeprefix("--").partition("=")[0] for word in options if word[:2] == "--"]
-    if not {"num_clients", "partition"} & {*keys}:
+    if key != "root" and not {"num_clients", "partition"} & {*keys}:
         if any(key in keys for key in ("client_column", "client_ids")) or _has_clients(
             path, options
         ):

@@ -144,6 +144,8 @@ METHODS = {
     "GPFL": Method("GPFL", {"lamda": "penalty", "mu": "shared_decay"}, differs=True),
     "FedCP": Method("FedCP", {"lamda": "penalty"}, differs=True),
     "FedDistill": Method("FedDistill", {}),
+    "FML": Method("FML", {"alpha": "alpha", "beta": "beta"}, differs=True),
+    "FedKD": Method("FedKD", {"T_start": "first_energy", "T_end": "last_energy"}, differs=True),
     "FedAvgDBE": Method("FedDBE", {"kl_weight": "penalty", "momentum": "momentum"}, differs=True),
 }
 POSITIVE = {"alpha": "FedDyn", "server_mixture": "pFedMe"}  # PFLlib's default or use allows 0

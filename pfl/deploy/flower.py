@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import queue
+import signal
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl.deploy.channel import Answer, Channel
+from pfl.distributed.orphan import PR_SET_PDEATHSIG
 
 if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
 SHORTEST = 0.1  # seconds between two looks for answers, at first
-LONGEST = 0.5  # and later
+LONGEST = 1.0  # and later
 EVERY = 10.0  # seconds between two lines that say who has not answered
 
 
@@ -42,25 +48,58 @@ class FlowerGrid(Channel):
         return {reply.metadata.src_node_id: _content(reply) for reply in replies}
 
     def replies(self, sent: list[Message], timeout: float) -> list[Message]:
-        """Sends Flower's messages, and returns the replies that have come in time."""
+        """Sends Flower's messages, and returns the replies that have come in time.
+
+        Each is fetched by a thread of its own: one that is announced and does not come holds up
+        nobody else.
+        """
         replies: list[Message] = []
         waiting: set[str] = set()
         if sent:
             waiting = {name for name in self.grid.push_messages(sent) if name}
         end = time.monotonic() + timeout
         line = time.monotonic() + EVERY
-        pause = SHORTEST
+        _bound_fetching(timeout)
+        found: queue.Queue[Message | Exception] = queue.Queue()
+        for name in waiting:
+            fetch = threading.Thread(target=self._fetch, args=(name, end, found.put), daemon=True)
+            fetch.start()
         while waiting and time.monotonic() < end:
-            replies += self.grid.pull_messages(waiting)
-            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-            if waiting and time.monotonic() > line and self.waits is not None:
+            try:
+                reply = found.get(timeout=max(0.0, min(line, end) - time.monotonic()))
+            except queue.Empty:
                 line = time.monotonic() + EVERY
-                answered = {reply.metadata.src_node_id for reply in replies}
-                self.waits({one.metadata.dst_node_id for one in sent} - answered)
-            if waiting:
+                if self.waits is not None:
+                    answered = {one.metadata.src_node_id for one in replies}
+                    self.waits({one.metadata.dst_node_id for one in sent} - answered)
+                continue
+            if isinstance(reply, Exception):
+                raise reply
+            replies.append(reply)
+            waiting.discard(reply.metadata.reply_to_message_id)
+        return replies
+
+    def _fetch(self, name: str, end: float, put: Callable[[Message | Exception], None]) -> None:
+        """Looks for the reply to one message until it is there."""
+        pause = SHORTEST
+        try:
+            while time.monotonic() < end:
+                for reply in self.grid.pull_messages([name]):
+                    put(reply)
+                    return
                 time.sleep(pause)
                 pause = min(1.2 * pause, LONGEST)
-        return replies
+        except Exception as error:  # the SuperLink is gone
+            put(error)
+
+
+def _bound_fetching(seconds: float) -> None:
+    """Has Flower wait no longer than this, in place of two hours, for the parts of a reply."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    defaults = getattr(pull_objects, "__kwdefaults__", None) or {}
+    if "max_time" in defaults:
+        defaults["max_time"] = seconds
 
 
 def _content(reply: Message) -> Answer:
@@ -78,4 +117,6 @@ def serve(grid: Grid, app: Path, options: Mapping[str, Any]) -> None:
     """Runs the server of an app that `pfl deploy` has written; the ServerApp calls it."""
     from pfl.deploy.app import run_server
 
+    if sys.platform == "linux":  # a reply that is still being fetched would keep it alive
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     run_server(FlowerGrid(grid), app, options)

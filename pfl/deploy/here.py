@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,6 +68,8 @@ class Federation:
         self.words = words
         self.processes: dict[str, subprocess.Popen] = {}
         self.awaited = "the SuperLink"
+        self._starting = False  # whether a process is being started
+        self._asked = 0  # the signal that has come meanwhile
         self._last = time.monotonic()  # when something was printed
 
     def run(self, home: Path) -> int:
@@ -173,14 +176,25 @@ address = "127.0.0.1:{self.inner}"
         """Starts a process, in a group of its own, whose output goes to `<name>.log` or a pipe."""
         options: dict[str, Any] = {"start_new_session": True, "stderr": subprocess.STDOUT}
         if sys.platform == "linux":
-            options["preexec_fn"] = _end_with_parent
+            options["preexec_fn"] = partial(_end_with_parent, os.getpid())
+        self._starting = True
         if out is not None:
             process = subprocess.Popen(words, stdout=out, text=True, **options)
         else:
             with (self.app / f"{name}.log").open("w") as log:
                 process = subprocess.Popen(words, stdout=log, **options)
         self.processes[name] = process
+        self._starting = False
+        if self._asked:
+            self.leave(self._asked)
         return process
+
+    def leave(self, number: int, _: object = None) -> None:
+        """Ends this program at a signal; one that is being started is known first."""
+        self._asked = number
+        if not self._starting:
+            print(f"error: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+            sys.exit(128 + number)
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.inner), 1.0):
@@ -243,9 +257,11 @@ def _signal(process: subprocess.Popen, number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Has the kernel end this process if this program is killed (Linux's PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it was killed a moment ago
+        os._exit(1)
 
 
 def _read_lines(stream: IO[str], put: Callable[[str], None]) -> None:
@@ -261,6 +277,29 @@ def _last_line(path: Path) -> str:
 
 def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("party-"))
+
+
+def _adopt() -> None:
+    """Makes orphans of this program's processes its own children (PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def _end_children() -> None:
+    """Kills all children of this program, and those that become its own by that."""
+    while True:
+        children = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = path.read_text().rsplit(")", 1)[1].split()
+                if int(fields[1]) == os.getpid():
+                    children.append(int(path.parent.name))
+        if not children:
+            return
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
 
 
 def _number_of_parties(path: Path) -> int:
@@ -282,8 +321,6 @@ def main(words: list[str]) -> int:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         parties = 0
         if not given.server:
@@ -292,6 +329,8 @@ def main(words: list[str]) -> int:
         if keys is not None:
             keys = keys.resolve()
         federation = Federation(given.app.resolve(), keys, given.port, parties, others)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, federation.leave)
         with tempfile.TemporaryDirectory() as home:
             try:
                 return federation.run(Path(home))
@@ -300,10 +339,13 @@ def main(words: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("error: ended by SIGINT", file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":
+    if sys.platform == "linux":  # a SuperLink's programs have groups of their own
+        _adopt()
+        try:
+            sys.exit(main(sys.argv[1:]))
+        finally:
+            _end_children()
     sys.exit(main(sys.argv[1:]))

@@ -148,10 +148,11 @@ class Node:
         )
         message.metadata.__dict__["_message_id"] = tree.object_id  # as flwr-clientapp does it
         begin = time.monotonic()
+        record: dict[str, Any] = {}
         try:
-            record = {"answer": answer(message.content["pfl"]["message"])}
+            record["answer"] = answer(message.content["pfl"]["message"])
         except (KeyError, TypeError):
-            record = {"lost": "the message is not one of pfl"}
+            record["lost"] = "the message is not one of pfl"
         reply = Message(RecordDict({"pfl": ConfigRecord(record)}), reply_to=message)
         self._send(reply, time.monotonic() - begin)
         in_hand.unlink(missing_ok=True)

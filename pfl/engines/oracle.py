@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from pfl.datamodules.samples.target_scale import TargetScale
+from pfl.datamodules.transforms.target_scale import TargetScale
 from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, StepBlock, cast
 from pfl.engines.graph import GraphEngine, records

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl.datamodules.samples.samples import IGNORED
-from pfl.datamodules.samples.target_scale import TargetScale
+from pfl.datamodules.transforms.target_scale import TargetScale
 from pfl.engines.batch import Batch
 from pfl.errors import ConfigError
 from pfl.models.classifier import head_name

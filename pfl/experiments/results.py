@@ -169,7 +169,7 @@ class Results:
         if printed_table is not None:
             wide = len(printed_table.columns) > 1 + NARROW
             files.append(folder / "paper.tex")
-            write(files[-1], latex(printed_table, wide=wide))
+            write(files[-1], latex(printed_table, wide=wide, fits=True))
         return files + self._draw(folder, printed_table is not None)
 
     def _draw(self, folder: Path, paper: bool) -> list[Path]:

@@ -73,6 +73,7 @@ def card(
     folder: Path,
     inputs: Tensor,
     client: int | None,
+    parameters: int,
 ) -> dict[str, Any]:
     """Returns what is known about a model, as plain values; `client` is None for the global model.
 
@@ -81,6 +82,9 @@ def card(
     """
     method = _class_of(arguments.model)
     network = _class_of(method["init_args"].pop("network"))
+    messenger = method["init_args"].get("messenger")
+    if client is None and messenger is not None:  # it is the model that all have
+        network = _class_of(messenger)
     summary = read_json(folder / "summary.json")
     if summary.get("round") != algorithm.rounds:  # the summary is another checkpoint's
         summary = {}
@@ -102,7 +106,7 @@ def card(
         "method": method,
         "rounds": algorithm.rounds,
         "network": network,
-        "parameters": sum(p.numel() for p in algorithm.network.parameters()),
+        "parameters": parameters,
         "dtype": str(algorithm.global_model.dtype).partition(".")[2],
         "input": samples_of(loop.datamodule, inputs, client),
         **_output(loop.datamodule),

@@ -17,7 +17,7 @@ from pfl.datamodules import (
     RandomCrop,
     Transform,
 )
-from pfl.datamodules.samples.target_scale import TargetScale
+from pfl.datamodules.transforms.target_scale import TargetScale
 from pfl.datamodules.transforms.transform import NormalizeByClient
 
 TRAINING_ONLY = (HorizontalFlip, RandomCrop)  # they change nothing in an evaluation

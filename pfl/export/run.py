@@ -192,7 +192,8 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
         name = f"client{client}"
         network = client_network(run.model, client)
     inputs = run.inputs(BATCH)
-    content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client)
+    values = sum(p.numel() for p in network.parameters())
+    content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client, values)
     if form == "peft":
         peft.require_adapter(network)
         content["body"] = run.model.body_digest

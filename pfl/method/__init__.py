@@ -2,6 +2,7 @@
 
 from pfl.clients import Clients, LocalSchedule
 from pfl.communication import Message, dense, header, low_rank, low_rank_size, masked, sparse
+from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.ranges import (
     BelowOne,
     Count,
@@ -33,9 +34,11 @@ from pfl.method.features import (
 )
 from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
+from pfl.method.messenger import MessengerMethod, both_outputs, divergence
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.nested import NestedNetworks
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
+from pfl.method.public import PublicSamples, batch_for, public_batches
 from pfl.models.adapters import LoRA, Trainable
 from pfl.models.classifier import head_name
 from pfl.parameters import redrawn, replace_values_in, values_in
@@ -55,10 +58,12 @@ __all__ = [
     "CountOrZero",
     "FactorMethod",
     "FederatedAlgorithm",
+    "FederatedDataModule",
     "LoRA",
     "LocalOptimizer",
     "LocalSchedule",
     "Message",
+    "MessengerMethod",
     "ModelMixtures",
     "MovedWeights",
     "NestedNetworks",
@@ -71,14 +76,18 @@ __all__ = [
     "Positive",
     "PositiveShare",
     "ProperShare",
+    "PublicSamples",
     "Range",
     "Share",
     "Step",
     "Trainable",
     "TwoOrMore",
+    "batch_for",
+    "both_outputs",
     "class_sums",
     "dense",
     "distance_to_means",
+    "divergence",
     "factor_mask",
     "features",
     "generator",
@@ -92,6 +101,7 @@ __all__ = [
     "masked",
     "nuclear_norm_prox",
     "number_of_classes",
+    "public_batches",
     "redrawn",
     "refuse_factors",
     "replace_values_in",

@@ -293,7 +293,8 @@ class FederatedAlgorithm(Method):
             member.check_setup()
         set_up.set_up_stages(self, self.stages, self.context)
         if loop.neighbours is not None:
-            check_neighbours(self)
+            for method in (self, *self.members):
+                check_neighbours(method)
         set_up.make_private(self, loop)
 
     def _simulation(self) -> Transport:

@@ -13,7 +13,7 @@ Who may average what follows from what is sent:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -28,9 +28,13 @@ from pfl.method.hooks import Method
 from pfl.parameters import ParameterSpace
 from pfl.rounds.loop import FederatedLoop
 from pfl.stages.stage import Messages, Place, Served, Stage
+from pfl.stages.statistics import RunningStatistics
 
 SHARE = " share"  # after the name of a message with places: the share of clients with each value
-FITTING = "FedProto, FedTGP, FedDistill, FedGH, LGFedAvg, LocalTrain, HeteroFL or FedRolex"
+FITTING = (
+    "FedProto, FedTGP, FedDistill, FML, FedKD, FedMD, FedGH, LGFedAvg, LocalTrain, HeteroFL or "
+    "FedRolex"
+)
 
 
 class Architectures(Stage):
@@ -41,17 +45,24 @@ class Architectures(Stage):
         members: The methods of the clients, by the number of the network.
         names: The networks' names.
         kinds: The number of each client's network, int64.
+        statistics: Keeps the running statistics of the clients of each network that has some.
     """
 
     place: ClassVar[Place] = Place.MODEL
 
     def __init__(
-        self, server: Method, members: Sequence[Method], names: Sequence[str], kinds: np.ndarray
+        self,
+        server: Method,
+        members: Sequence[Method],
+        names: Sequence[str],
+        kinds: np.ndarray,
+        statistics: Mapping[int, RunningStatistics],
     ) -> None:
         self._server = server
         self._members = members
         self._names = names
         self._kinds = kinds
+        self._statistics = statistics
         self._masks: dict[str, list[Tensor]] = {}  # by message: each network's, then the server's
         self._own: dict[str, list[Tensor]] = {}  # by message without bytes: what each network has
         self._spread: set[str] = set()  # messages with places
@@ -131,9 +142,13 @@ class Architectures(Stage):
                 raise self._refused(name)
             received[name] = values
         clients.received = received
+        if kind in self._statistics:
+            self._statistics[kind].received(clients)
 
     def sent(self, clients: Clients, messages: Messages) -> Messages:
         kind = self._kind(clients)
+        if kind in self._statistics:
+            messages = self._statistics[kind].sent(clients, messages)
         made: dict[str, Message] = {}
         for name, message in messages.items():
             if message.places is not None:
@@ -148,6 +163,11 @@ class Architectures(Stage):
             ):
                 raise self._refused(name)
         return made
+
+    def keep(self, clients: Clients) -> None:
+        kind = self._kind(clients)
+        if kind in self._statistics:
+            self._statistics[kind].keep(clients)
 
     def read(self, means: dict[str, Tensor], metrics: dict[str, float]) -> None:
         for name, masks in self._masks.items():
@@ -196,17 +216,37 @@ def architectures_of(method: Method, loop: FederatedLoop) -> Architectures:
     assert method.family is not None
     key = "model.network: Family"
     names = method.family.names
-    for name, member in zip(names, method.members, strict=True):
-        if member.oracle.buffers.size:
-            raise ConfigError(
-                f"{key}: the network {name!r} has running statistics, which a family cannot have; "
-                f"take GroupNorm, as norm: group"
-            )
-    if loop.sample_privacy is not None:
-        raise ConfigError(f"loop.sample_privacy: the clients have networks of their own ({key})")
-    if loop.neighbours is not None:
-        raise ConfigError(f"loop.neighbours: the clients have networks of their own ({key})")
-    return Architectures(method, method.members, names, method.kinds)
+    everyone = [method, *method.members]
+    statistics: dict[int, RunningStatistics] = {}
+    if any(one.oracle.buffers.size for one in everyone):
+        for name, member in zip(names, method.members, strict=True):
+            kind = type(method).__name__
+            if member.oracle.buffers.size and (method.has_global or method.sends_statistics):
+                raise ConfigError(
+                    f"{key}: the network {name!r} has running statistics, and {kind} has a global "
+                    f"model that other networks share, which has none; take GroupNorm, as norm: "
+                    f"group, or a method without a global model, such as FedProto"
+                )
+        for one in everyone:
+            own = _own_statistics(one)
+            for state, initial in own.states().items():  # a network without any has 0 values
+                one.states.declare(state, initial, rounded=own.rounded)
+        for number, member in enumerate(method.members):
+            if member.oracle.buffers.size:
+                statistics[number] = _own_statistics(member)
+    return Architectures(method, method.members, names, method.kinds, statistics)
+
+
+def _own_statistics(method: Method) -> RunningStatistics:
+    """Returns the stage that keeps the statistics of the models that a network's clients train."""
+    return RunningStatistics(
+        method.network,
+        method.space,
+        method.oracle,
+        travel=False,
+        kept=True,
+        personal=method.personal_buffers,
+    )
 
 
 def _shapes(space: ParameterSpace, mask: Tensor | None = None) -> list[tuple[int, ...]]:

@@ -10,6 +10,7 @@ from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.method import exchange
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.messenger import MessengerMethod, own_network
 from pfl.method.statistics import of_model
 from pfl.models.adapters import adapted_layers, merged
 from pfl.parameters import private_copy
@@ -18,10 +19,14 @@ from pfl.parameters import private_copy
 def global_network(algorithm: FederatedAlgorithm) -> nn.Module:
     """Returns a copy of the network with the global model and its running statistics.
 
+    Where clients share a messenger, it is the messenger.
+
     Raises:
         ConfigError: The method has no global model, or no running statistics of it.
     """
     name = type(algorithm).__name__
+    if isinstance(algorithm, MessengerMethod) and not algorithm.oracle.buffers.size:
+        return algorithm.shared_network()
     if not algorithm.has_global:
         raise ConfigError(f"export: --global: {name} has no global model; give --client")
     if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
@@ -109,11 +114,14 @@ def client_rows(algorithm: FederatedAlgorithm, client: int) -> Clients:
 
 
 def _network(algorithm: FederatedAlgorithm, w: Tensor, buffers: Tensor | None) -> nn.Module:
-    """Returns a copy of the network, in evaluation mode, with a model [P] and its statistics."""
+    """Returns a copy of the network, in evaluation mode, with a model [P] and its statistics.
+
+    Of a network with a messenger it is the client's own part.
+    """
     network = private_copy(algorithm.network).eval()
     with torch.no_grad():
         for name, values in algorithm.space.split(w).items():
             network.get_parameter(name).data = values.clone()
         if buffers is not None:
             algorithm.oracle.buffers.write(network, buffers)
-    return network
+    return own_network(network)

@@ -50,6 +50,20 @@ Network: TypeAlias = Classifier | Family | nn.Module
 """A network, or several. The command line looks for a short name, as MLP, among our own first."""
 
 
+def train_part(network: nn.Module, trainable: Trainable | str | None) -> None:
+    """Freezes all of a network but a part; None leaves it as it is.
+
+    Raises:
+        ConfigError: The network has no such part.
+    """
+    if trainable is None:
+        return
+    try:
+        train_only(network, trainable)
+    except ValueError as error:
+        raise ConfigError(f"model.trainable: {error}") from error
+
+
 class Remade(Checked):
     """An object that can be made once more, with another network.
 
@@ -152,11 +166,7 @@ class LocalTraining(Remade, MovableModule):
         self.initial_weights: dict[str, str] | None = None
         if weights is not None:
             self.initial_weights = load_weights(network, weights)
-        if trainable is not None:
-            try:
-                train_only(network, trainable)
-            except ValueError as error:
-                raise ConfigError(f"model.trainable: {error}") from error
+        train_part(network, trainable)
         if self.wrapper is not None:
             try:
                 network = self.wrapper(network)

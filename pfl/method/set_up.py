@@ -262,7 +262,8 @@ def make_private(method: Method, loop: FederatedLoop) -> None:
             f"loop.sample_privacy: {type(method).__name__} trains on the samples of all clients in "
             f"one place; take another method"
         )
-    if method.oracle.buffers.size:
+    everyone = [method, *method.members]
+    if any(one.oracle.buffers.size for one in everyone):
         raise ConfigError(
             "loop.sample_privacy: the network's running statistics mix samples; take GroupNorm"
         )
@@ -278,7 +279,8 @@ def make_private(method: Method, loop: FederatedLoop) -> None:
         )
     draws = loop.sample_draws
     loop.client_data(method.device).draw_poisson_samples(draws.number("mini-batches"))
-    method.oracle.make_private(privacy.clip, privacy.noise_multiplier, method.batch_size, draws)
+    for one in everyone:
+        one.oracle.make_private(privacy.clip, privacy.noise_multiplier, method.batch_size, draws)
 
 
 def share_secret(loop: FederatedLoop) -> None:
@@ -344,7 +346,7 @@ def stages_of(method: Method, loop: FederatedLoop, private: PrivateMean | None) 
             )
         )
     if loop.sample_privacy is not None:
-        stages.append(CountedGradients(oracle))
+        stages.append(CountedGradients([oracle, *(one.oracle for one in method.members)]))
     stages += loop.stages
     if who.attackers is not None:
         stages.append(ChangedMessages(who.attackers.attack, who.attacking))

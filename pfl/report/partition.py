@@ -125,7 +125,7 @@ def _notes(data: FederatedDataModule, columns: dict[str, np.ndarray]) -> list[st
     parts = data.partition
     total = len(data.samples)
     notes = []
-    if data.has_labels:
+    if data.has_labels and data.num_clients > 1:
         overlap = measures.label_overlap(measures.label_shares(data.label_counts()))
         notes.append(f"Two clients share {overlap:.1%} of their labels on average.")
     shared = measures.shared_samples(parts.train, total)

@@ -234,6 +234,9 @@ def markdown(table: Table) -> str:
     return "\n".join([head, f"|{'---|' * len(table.columns)}", *rows]) + "\n"
 
 
+TO_FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+
+
 def latex(
     table: Table,
     *,
@@ -243,6 +246,7 @@ def latex(
     mean: bool = False,
     notes: str = "",
     wide: bool = False,
+    fits: bool = False,
 ) -> str:
     """Returns a table in LaTeX, for the package booktabs; a caption makes it a float.
 
@@ -254,6 +258,8 @@ def latex(
         mean: Adds a row with the mean ± sample standard deviation over rows.
         notes: Sentences below the table, within its float.
         wide: Whether the float is as wide as the page where the text has two columns.
+        fits: Prints the table smaller where it is wider than its place, for which the package
+            graphicx is needed.
     """
     if columns is not None:
         table = table.only(columns)
@@ -274,6 +280,8 @@ def latex(
         lines += [r"\midrule", " & ".join(map(escape, last)) + r" \\"]
     begin = rf"\begin{{tabular}}{{@{{}}l{'r' * (len(table.columns) - 1)}@{{}}}}"
     lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+    if fits:
+        lines = [TO_FIT, *lines, "}"]
     if table.caption:
         if table.label:
             label = [rf"\label{{{table.label}}}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -87,14 +88,14 @@ class CountedGradients(Stage):
     """Counts how many private gradients each client has taken (`loop.sample_privacy`).
 
     Args:
-        oracle: Its engine makes gradients private.
+        oracles: Their engines make gradients private; there is one for each network.
     """
 
     place: ClassVar[Place] = Place.MODEL
     always_kept: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
 
-    def __init__(self, oracle: Oracle) -> None:
-        self._oracle = oracle
+    def __init__(self, oracles: Sequence[Oracle]) -> None:
+        self._oracles = oracles
 
     def states(self) -> dict[str, Initial]:
         return {GRADIENTS: self.none}
@@ -104,8 +105,9 @@ class CountedGradients(Stage):
         return torch.zeros(1)
 
     def sent(self, clients: Clients, messages: Messages) -> Messages:
-        engine = self._oracle.engine
-        if isinstance(engine, PrivateEngine):
-            taken = engine.take_counts(clients.ids)
-            clients.state[GRADIENTS] = clients.state[GRADIENTS] + taken.to(clients.state[GRADIENTS])
+        for oracle in self._oracles:
+            engine = oracle.engine
+            if isinstance(engine, PrivateEngine):
+                taken = engine.take_counts(clients.ids).to(clients.state[GRADIENTS])
+                clients.state[GRADIENTS] = clients.state[GRADIENTS] + taken
         return messages

@@ -279,7 +279,7 @@ def heads_and_centre(x: Exchange) -> tuple[float, float]:
 
 def shared_part(x: Exchange) -> tuple[float, float]:
     """All values but those of the personal part, each way."""
-    floats = int((~x.algorithm.personal_part).sum())
+    floats = int((~np.asarray(x.algorithm.personal_part)).sum())
     return floats, floats
 
 
@@ -312,6 +312,43 @@ def trained_prototypes(x: Exchange) -> tuple[float, float]:
     outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
     own = int(np.count_nonzero(x.sent["means"].reshape(outputs, 1 + features)[:, 0]))
     return outputs * features if x.round else 0, own * (1 + features)
+
+
+def alone_beside_averaging(q: Quadratics, **arguments: Any) -> Models:
+    """FML and FedKD without distillation, with a messenger as the clients' network: each client at
+    its optimum, and beside it the messenger where averaging takes it. FedKD's map of features stays
+    the identity."""
+    common = averaging(q, **arguments)[0]
+    assert common is not None
+    beside = [common]
+    if "first_energy" in arguments:
+        beside.append(np.eye(q.problem.shapes[0][1]).ravel())
+    return None, np.hstack([q.optima, np.tile(np.concatenate(beside), (len(q.optima), 1))])
+
+
+def messenger(x: Exchange) -> tuple[float, float]:
+    """FML with a messenger as the clients' network: half of the P values down and up."""
+    return x.size // 2, x.size // 2
+
+
+def messenger_of_low_rank(x: Exchange) -> tuple[float, float]:
+    """FedKD: the messenger down; up the factors of the change of each of its matrices."""
+    layers = [layer for layer in x.algorithm.space.layers if layer.name.startswith("messenger.")]
+    up = 0
+    for layer in layers:
+        values = (x.sent["w"] - x.received)[layer.span]
+        if len(layer.shape) == 1:
+            up += layer.size
+            continue
+        rank = int(np.linalg.matrix_rank(values.reshape(layer.shape), tol=1e-9))
+        up += min(rank * sum(layer.shape), layer.size)
+    return sum(layer.size for layer in layers), up
+
+
+def scores_of_public_samples(x: Exchange) -> tuple[float, float]:
+    """FedMD with 5 public samples: their scores up; these and a number down after a first round."""
+    outputs = x.shapes[-1][0]
+    return 1 + 5 * outputs if x.round else 0, 5 * outputs
 
 
 def class_probabilities(x: Exchange) -> tuple[float, float]:

@@ -6,10 +6,12 @@ import inspect
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from models import LoRA
+from datamodules import SplitOwn, TensorDataModule
+from models import Family, LoRA
 from pfl.algorithms import (
     GPFL,
     L2GD,
@@ -18,6 +20,7 @@ from pfl.algorithms import (
     FedDPA,
     FederatedAlgorithm,
     FedExLoRA,
+    FedMD,
     FedSALoRA,
     FlexLoRA,
     FLoRA,
@@ -70,10 +73,35 @@ def on_factors(kind: type[FederatedAlgorithm], pair: float | None = None, **plai
     return OnFactors
 
 
+def with_public(kind: type[FederatedAlgorithm], count: int = 5) -> Any:
+    """A method with public samples: normal numbers, as many as the network's first layer takes."""
+
+    class WithPublic(kind):  # type: ignore[misc, valid-type]
+        __signature__ = inspect.signature(kind)  # its own arguments
+
+        def __init__(self, network: nn.Module, **kwargs: Any) -> None:
+            first = network
+            if isinstance(network, Family):
+                first = network.networks[network.names[0]]
+            weights = [getattr(m, "W", getattr(m, "weight", None)) for m in first.modules()]
+            matrix = next(w for w in weights if w is not None and w.dim() == 2)
+            kwargs.setdefault("public", normals(count, matrix.shape[1]))
+            super().__init__(network, **kwargs)
+
+    return WithPublic
+
+
+def normals(count: int, width: int) -> TensorDataModule:
+    """Inputs from R^width, and targets that nobody reads."""
+    inputs = torch.from_numpy(np.random.default_rng(11).normal(size=(count, width)))
+    none = SplitOwn(test=0.0, validation=0.0)
+    return TensorDataModule(inputs, torch.zeros(count), num_clients=1, protocol=none)
+
+
 def drawn_alike(kind: type[FederatedAlgorithm]) -> Any:
     """A method that draws the layers that it adds to a network: the same ones in all runs."""
 
-    class Drawn(kind.wrapper):  # type: ignore[misc, name-defined]
+    class Drawn(kind.wrapper):  # type: ignore[name-defined]
         def __init__(self, network: nn.Module) -> None:
             with torch.random.fork_rng():
                 torch.manual_seed(4)
@@ -249,6 +277,40 @@ ENTRIES = [
         private=("w",),
         trained_with_private=True,
         timed=True,  # the order of the pairs is drawn anew in each round
+    ),
+    Method(
+        "FedMD",
+        forms.alone,  # without digesting; what pulls all scores together has no closed form
+        more.scores_of_public_samples,
+        private=("w",),
+        trained_with_private=True,
+        settle={"lr": 0.4, "local_steps": 6, "digest_epochs": 0},
+        timed=True,  # the public samples of a round are drawn
+        kind=with_public(FedMD),
+    ),
+    Method(
+        "FedKD",
+        more.alone_beside_averaging,
+        more.messenger_of_low_rank,
+        problem=forms.with_classes,
+        classes=True,
+        private=("head",),
+        trained_with_private=True,
+        settle={"lr": 0.4, "local_steps": 6, "distillation": 0.0}
+        | {"first_energy": 1.0, "last_energy": 1.0},
+        timed=True,  # what is sent has the more values the later the round
+        whole=["network.projection.weight"],  # of the server, which stays the identity
+    ),
+    Method(
+        "FML",
+        # Without distillation, as the softmax of linear scores has no closed form.
+        more.alone_beside_averaging,
+        more.messenger,
+        problem=forms.with_classes,
+        classes=True,
+        private=("head",),
+        trained_with_private=True,
+        settle={"lr": 0.4, "local_steps": 6, "alpha": 1.0, "beta": 1.0},
     ),
     Method(
         "FedRoD",

@@ -42,7 +42,7 @@ class Method:
         more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
             `local_epochs`.
         still: Patterns of the parameters that keep values of the first global model.
-        whole: The client states that hold whole numbers.
+        whole: The client states, and values of the server's network, that hold whole numbers.
         kind: The class, where the package's own needs a change.
     """
 

@@ -28,6 +28,7 @@ from tests.problems import owned, run
 OWNERS = np.repeat([0, 1, 2], [7, 4, 5])
 VOID = 255
 FACTORS = ("FedDPA", "FedExLoRA", "FedSALoRA", "FlexLoRA", "FLoRA", "RoLoRA")
+WITH_PUBLIC = ("FedMD", "FedDF")
 NO_METHOD = ("FederatedAlgorithm",)
 METHODS = [name for name in pfl.algorithms.__all__ if name not in NO_METHOD]
 # Rounds and penalties in which a method can be told from FedAvg on sixteen samples.
@@ -154,6 +155,8 @@ def trained(name: str, task: Task, root: Path, adapter: LoRA | None = None) -> F
     arguments: dict[str, Any] = {"lr": 0.2, "batch_size": 2}  # 4, 2 and 3 local steps
     if adapter is not None:
         arguments["trainable"] = adapter
+    if name in WITH_PUBLIC:
+        arguments["public"] = world(task)
     arguments |= ARGUMENTS.get(name, {})
     kind = getattr(pfl.algorithms, name)
     method = kind(task.network(), loss=copy.deepcopy(task.loss), **arguments)

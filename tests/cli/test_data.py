@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import leaf_files
 from tests.commands import call
 
 pytestmark = pytest.mark.cli
@@ -105,3 +106,18 @@ def test_any_data_module():
 def test_a_mistake_gets_one_line(words, said, folder):
     status, _, err = call("data", *words.split())
     assert (status, err.count("\n")) == (2, 1) and said in err
+
+
+def test_folders_of_leaf_and_hugging_face(folder):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    columns = {"x": [[0.5], [1.0]], "y": ["no", "yes"], "who": ["07", "7"]}
+    datasets.Dataset.from_dict(columns).save_to_disk("saved")
+    words = "saved --input_column x --target_column y --client_column who"
+    words += " --protocol SplitOwn --protocol.test 0 --protocol.validation 0"
+    lines = shown(*words.split())
+    assert "client 07: 0.5 -> no" in lines and "client 7: 1 -> yes" in lines
+    leaf_files.write(folder / "leaf", "femnist", "train", {"w1": (leaf_files.images(255), [3])})
+    leaf_files.write(folder / "leaf", "femnist", "test", {"w1": (leaf_files.images(0), [4])})
+    lines = shown("leaf", "--protocol", "OfficialSplit", "--protocol.validation", "0")
+    assert "client w1: [1, 28, 28] -> 3" in lines

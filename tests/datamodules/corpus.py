@@ -245,6 +245,8 @@ FILES = {
     "with a short row": (b"x,y\n1,0\n2\n", "row 2 after the names has 1 cells instead of 2"),
     "with a long row": (b"x,y\n1,0\n2,1,3\n", "row 2 after the names has 3 cells instead of 2"),
     "with semicolons": (b"x;y\n1;0\n", "has semicolons between its cells"),
+    "with tabs": (b"x\ty\n1\t0\n2\t1\n", "has tabs between its cells; they must be commas"),
+    "with spaces": (b"x y\n1 0\n2 1\n", "has spaces between its cells; they must be commas"),
     "with a column twice": (b"x,x,y\n1,2,0\n", "has two columns 'x'"),
     "with an index of pandas": (b",x,y\n0,1,0\n", "has a column without a name"),
     "in UTF-16": ("x,y\n1,0\n".encode("utf-16"), "a CSV file must be saved as UTF-8"),
@@ -362,4 +364,82 @@ FOLDERS = [
     ("class", {"a/1.png": None}, "cannot be read as an image", None),
     ("split/class", {"val/a/1.png": 0}, "it must be train or test", None),
     ("split/class", {"test/a/1.png": 0}, "holds test images only", None),
+]
+
+# Samples of an .npz file of clients a, a, a, b with gaps, and the rule -> the inputs, the clients
+# of the samples that are left, and what is said, or a refusal.
+NAN = float("nan")
+ARRAY_GAPS = [
+    (
+        "mean",
+        [[1, NAN], [3, 4], [5, 6], [7, 8]],
+        [[1, 5], [3, 4], [5, 6], [7, 8]],
+        "aaab",
+        "1 missing",
+    ),
+    ("mean", [[NAN], [3], [4], [7]], [[3.5], [3], [4], [7]], "aaab", "1 missing values of '0'"),
+    ("mean", [[1], [3], [4], [7]], [[1], [3], [4], [7]], "aaab", ""),
+    ("mean", [[1], [3], [4], [NAN]], "the client 'b' has no value of the column '0'", None, None),
+    ("mean", [[[NAN]], [[3]], [[4]], [[7]]], "as only inputs of a table", None, None),
+    ("drop", [[1, NAN], [3, 4], [5, 6], [7, 8]], [[3, 4], [5, 6], [7, 8]], "aab", "1 of 4 samples"),
+    ("drop", [[[NAN]], [[3]], [[4]], [[NAN]]], [[[3]], [[4]]], "aa", "2 of 4 samples"),
+    ("drop", [[1], [3], [4], [7]], [[1], [3], [4], [7]], "aaab", ""),
+    ("drop", [[NAN], [NAN], [NAN], [NAN]], "as each training sample lacks a value", None, None),
+    ("refuse", [[1], [NAN], [4], [7]], "first in sample 1 (of the client 'a')", None, None),
+]
+
+# Images of one colour: how many bits a channel has, the values of its channels, and what `colour`
+# is -> the channels in [0, 1], and what is said.
+PICTURES = [
+    (8, [51], "gray", [0.2], "values of 8 bits are divided by 255"),
+    (8, [51], "rgb", [0.2, 0.2, 0.2], "gray is repeated in three channels"),
+    (8, [51, 102, 255], "rgb", [0.2, 0.4, 1], "values of 8 bits are divided by 255"),
+    (8, [51, 51, 51], "gray", [0.2], "gray is 0.299 red + 0.587 green + 0.114 blue"),
+    (8, [51, 102, 255, 0], "rgb", [0.2, 0.4, 1], "transparency is left out"),
+    (8, [51, 102, 255, 51], "stored", [0.2, 0.4, 1, 0.2], "values of 8 bits are divided by 255"),
+    (16, [13107], "gray", [0.2], "gray values of 16 bits are divided by 65,535"),
+    (16, [1], "gray", [1 / 65535], "gray values of 16 bits are divided by 65,535"),
+    (16, [13107], "rgb", [0.2, 0.2, 0.2], "gray is repeated in three channels"),
+    (16, [0, 25855, 65535], "rgb", [0, 100 / 255, 1], "16 bits a channel are cut to the upper 8"),
+    (
+        16,
+        [0, 25600, 65535],
+        "stored",
+        [0, 100 / 255, 1],
+        "16 bits a channel are cut to the upper 8",
+    ),
+    (
+        16,
+        [0, 25600, 65535, 0],
+        "rgb",
+        [0, 100 / 255, 1],
+        "16 bits a channel are cut to the upper 8",
+    ),
+]
+
+# Samples of FEMNIST in LEAF's format: gray values and classes of each writer's training and test
+# samples -> the writers in their order, or a refusal.
+LEAF = [
+    ({"f2": ([7], [1], [8], [2]), "f1": ([0], [61], [255], [0])}, ["f1", "f2"]),
+    ({"f10": ([7], [1], [8], [2]), "f9": ([0], [3], [1], [0])}, ["f10", "f9"]),
+    ({"007": ([7], [1], [8], [2]), "7": ([0], [3], [1], [0])}, ["007", "7"]),
+    ({"é": ([7], [1], [8], [2]), "z": ([0, 1], [3, 4], [1], [0])}, ["z", "é"]),
+    ({"a": ([1, 2, 3], [0, 1, 2], [4], [5])}, ["a"]),
+    ({"a": ([1], [-1], [4], [5])}, "-1"),
+    ({"a": ([1, 2], [0], [4], [5])}, "a has 2 inputs and 1 targets"),
+]
+
+# Columns of a data set of Hugging Face in a folder: ids, classes and inputs -> the clients in their
+# order, the names of the classes, and the number of each row's class, or a refusal.
+HUGGING_FACE = [
+    (["b", "a"], ["yes", "no"], [[0.5], [1.0]], ["a", "b"], ["no", "yes"], [1, 0]),
+    (["007", "7"], ["b", "a"], [[0.5], [1.0]], ["007", "7"], ["a", "b"], [1, 0]),
+    (["10", "9"], ["10", "9"], [[0.5], [1.0]], ["10", "9"], ["10", "9"], [0, 1]),
+    ([10, 9], [0, 1], [[0.5], [1.0]], ["9", "10"], None, [0, 1]),
+    (["é", "z"], [True, False], [[0.5], [1.0]], ["z", "é"], None, [1, 0]),
+    (["a", "b"], [0.5, 2.5], [[1, 2], [3, 4]], ["a", "b"], None, [0.5, 2.5]),
+    (["a", None], [0, 1], [[0.5], [1.0]], "'client'", None, None),
+    (["a", "b"], ["x", None], [[0.5], [1.0]], "'target'", None, None),
+    (["a", "b"], [0, 1], [[0.5], [1.0, 2.0]], "'input'", None, None),
+    (["a", "b"], [0, 1], [[0.5], [NAN]], "'input' has rows without a value", None, None),
 ]

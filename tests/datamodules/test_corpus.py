@@ -1,7 +1,9 @@
 """Every file of the corpus is read as is written beside it, or refused in one line."""
 
 import csv
+import struct
 import warnings
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +15,15 @@ from pyarrow import parquet
 from datamodules import (
     ArrayDataModule,
     ConfigError,
+    FEMNISTDataModule,
+    HuggingFaceDataModule,
     ImageFolderDataModule,
     Natural,
+    OfficialSplit,
     SplitOwn,
     TableDataModule,
 )
+from tests import leaf_files
 from tests.datamodules import corpus
 
 
@@ -272,10 +278,119 @@ def test_folders(levels, images, classes, clients, tmp_path):
     assert found == sorted(images.values())
 
 
+@pytest.mark.parametrize(("rule", "inputs", "expected", "clients", "said"), corpus.ARRAY_GAPS)
+def test_gaps_of_arrays(rule, inputs, expected, clients, said, tmp_path):
+    arrays = {"inputs": np.array(inputs), "targets": [0, 1, 0, 1], "client_ids": [*"aaab"]}
+    np.savez(tmp_path / "file.npz", **arrays)
+    data = ArrayDataModule(
+        file=tmp_path / "file.npz", partition=Natural(), protocol=EVERYTHING, missing=rule
+    )
+    if isinstance(expected, str):
+        return refused(data, expected)
+    data.setup()
+    assert data.samples.inputs.tolist() == expected
+    owners = sorted(
+        (sample, name)
+        for client, name in enumerate(data.client_names)
+        for sample in data.partition.train[client].tolist()
+    )
+    assert "".join(name for _, name in owners) == clients
+    assert said in " ".join(data.conversions)
+    assert bool(said) == bool(data.conversions)
+
+
+def png(bits, channels):
+    """The bytes of a PNG file of 4x4 pixels of one colour; Pillow writes no 16 bits a channel."""
+
+    def chunk(name, content):
+        crc = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + crc
+
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[len(channels)]
+    pixel = b"".join(value.to_bytes(bits // 8, "big") for value in channels)
+    rows = (b"\0" + pixel * 4) * 4
+    parts = [chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, bits, kind, 0, 0, 0))]
+    parts += [chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(("bits", "channels", "colour", "expected", "said"), corpus.PICTURES)
+def test_pictures(bits, channels, colour, expected, said, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(png(bits, channels))
+    data = ImageFolderDataModule(
+        tmp_path, "class", colour=colour, num_clients=1, protocol=EVERYTHING
+    )
+    data.setup()
+    inputs = data.samples.gather(torch.tensor([0]))[0][0]
+    assert inputs.shape == (len(expected), 4, 4)
+    values = torch.tensor(expected)[:, None, None].expand(-1, 4, 4)
+    torch.testing.assert_close(inputs, values, rtol=0, atol=1e-7)
+    assert f"2 of 2 images: {said}" in data.conversions
+
+
+def test_files_that_are_no_images_are_told(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "a" / "1.png")
+    Image.new("L", (4, 4)).save(tmp_path / "a" / "2.gif")
+    (tmp_path / "a" / ".DS_Store").write_text("of a Mac")
+    data = ImageFolderDataModule(tmp_path, "class", num_clients=1, protocol=EVERYTHING)
+    data.setup()
+    assert len(data.samples) == 1
+    (line,) = [line for line in data.conversions if line.startswith("files left out")]
+    assert line.endswith(": 1, first 'a/2.gif'")
+
+
+@pytest.mark.parametrize(("writers", "expected"), corpus.LEAF)
+def test_leaf(writers, expected, tmp_path):
+    for split, place in (("train", 0), ("test", 2)):
+        users = {
+            name: (leaf_files.images(*parts[place]), parts[place + 1])
+            for name, parts in writers.items()
+        }
+        leaf_files.write(tmp_path, "femnist", split, users)
+    data = FEMNISTDataModule(root=tmp_path, protocol=OfficialSplit(validation=0.0))
+    if isinstance(expected, str):
+        return refused(data, expected)
+    assert data.client_names == expected
+    for client, name in enumerate(expected):
+        levels, classes, test_levels, test_classes = writers[name]
+        own = data.client(client)
+        for index, grays, goals in (
+            (own.train, levels, classes),
+            (own.test, test_levels, test_classes),
+        ):
+            assert data.samples.inputs[index][:, 0, 0, 0].tolist() == grays
+            assert data.samples.targets[index].tolist() == goals
+
+
+@pytest.mark.parametrize(
+    ("ids", "classes", "inputs", "clients", "names", "targets"), corpus.HUGGING_FACE
+)
+def test_hugging_face(ids, classes, inputs, clients, names, targets, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    table = datasets.Dataset.from_dict({"input": inputs, "target": classes, "client": ids})
+    datasets.DatasetDict({"train": table}).save_to_disk(str(tmp_path / "set"))
+    data = HuggingFaceDataModule(
+        str(tmp_path / "set"), "input", "target", "client", partition=Natural(), protocol=EVERYTHING
+    )
+    if isinstance(clients, str):
+        return refused(data, clients)
+    assert data.client_names == clients
+    assert (data.class_names, data.samples.targets.tolist()) == (names, targets)
+    assert data.samples.inputs.tolist() == inputs
+    for client, name in enumerate(clients):
+        rows = [row for row, one in enumerate(ids) if str(one) == name]
+        assert data.partition.train[client].tolist() == rows
+
+
 def test_the_corpus_has_300_files():
     tables = (corpus.CLIENTS, corpus.CLASSES, corpus.DECLARED_CLASSES, corpus.VALUES)
     tables += (corpus.INPUTS, corpus.MEANS, corpus.DROPPED, corpus.LEVELS)
     lists = (corpus.FILES, corpus.PARQUET_INPUTS, corpus.PARQUET_CLIENTS, corpus.PARQUET_TARGETS)
-    lists += (corpus.ARRAYS, corpus.FOLDERS)
+    lists += (corpus.ARRAYS, corpus.FOLDERS, corpus.ARRAY_GAPS, corpus.PICTURES, corpus.LEAF)
+    lists += (corpus.HUGGING_FACE,)
     files = sum(len(rows_of(table)) for table in tables) + sum(map(len, lists))
     assert files >= 300, files

@@ -97,6 +97,23 @@ def test_a_script_whose_python_is_gone_says_so(app):
     assert (done.returncode, done.stderr) == (1, line)
 
 
+def test_a_process_that_is_started_when_a_signal_comes_is_ended_too(tmp_path, monkeypatch):
+    federation = here.Federation(tmp_path, None, 1, 0, [])
+    start = subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        process = start(*arguments, **options)
+        federation.leave(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(here.subprocess, "Popen", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        federation._start("one", ["sleep", "60"])
+    assert ended.value.code == 128 + signal.SIGINT
+    federation.end()
+    assert federation.processes["one"].poll() == -signal.SIGTERM
+
+
 # ---- how a party and its server know each other -------------------------------------------------
 
 
@@ -161,7 +178,7 @@ def tell(*words):
 REAPER = """
 import ctypes, json, os, subprocess, sys, time
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans of all below become children of this process
-process = subprocess.Popen(sys.argv[1:])
+process = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
 print(process.pid, flush=True)
 process.wait()
 end = time.monotonic()
@@ -189,7 +206,7 @@ class TestEndings:
 def ending(app, number, seconds):
     """Runs a federation, ends it, and returns how many seconds the last process has outlived it."""
     words = [sys.executable, "-c", REAPER, sys.executable, "-m", "pfl.deploy.here", str(app)]
-    with Path("out.log").open("w") as log:
+    with Path("out.log").open("w") as log:  # of the federation
         process = subprocess.Popen(
             [*words, "--port", str(free_port())],
             stdout=subprocess.PIPE,

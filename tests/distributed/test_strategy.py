@@ -72,6 +72,17 @@ FITS = {
         "clients_per_round=3, clients_at_once=2, dropout=0.4, "
         "sample_privacy=SamplePrivacy(1.0, 1.0, reproducible=True)",
     ),
+    "drawn family": (
+        "FedProto(drawn(4), **TRAIN)",
+        DIGITS,
+        "clients_per_round=5, clients_at_once=2, dropout=0.3, unseen=[3]",
+    ),
+    "family with a common head": (
+        "LGFedAvg(drawn(2), **TRAIN)",
+        DIGITS,
+        "clients_at_once=1, dropout=0.3",
+    ),
+    "nested family": ("HeteroFL(nested(), **TRAIN)", DIGITS, "clients_per_round=5"),
     "median": (
         "FedAvg(MLP(64, [6]))",
         DIGITS,
@@ -130,10 +141,13 @@ from pfl import FederatedLoop, Trainer
 from pfl.aggregation.attacks import Attackers, InnerProduct, SignFlip
 from pfl.aggregation.privacy import AdaptiveClip, Privacy, SamplePrivacy
 from pfl.aggregation.robust import Median, NormBound
-from pfl.algorithms import SCAFFOLD, Ditto, FedAvg, FedBuff, FedSLR, LocalTrain
+from pfl.algorithms import (
+    SCAFFOLD, Ditto, FedAvg, FedBuff, FedProto, FedSLR, HeteroFL, LGFedAvg, LocalTrain
+)
 from pfl.rounds.clock import Clock
 from pfl.stages.compression import TopK
 from tests.algorithms.methods import METHODS, small_network, small_world
+from tests.families import drawn, nested
 
 TRAIN = dict(lr=0.2, local_epochs=2, batch_size=2)
 root = sys.argv[1]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import papers
 from tests.experiments.pages import RECORD, curves, until
 
 pytestmark = pytest.mark.cli
@@ -153,6 +154,15 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
                         alone[first.argmin(), seed] += 0.1
             cells = [", ".join(f"{share:.0f}" for share in row) + " %" for row in alone]
             assert f"| {label}R = {radius} | {' | '.join(cells)} |" in page
+    runs = [f"FedCLUP λ={k}" for k in (0.02, 0.1, 0.5)] + ["GlobalTrain (FedAvg)", "LocalTrain"]
+    for radius, words in (
+        ("0.1", {2: "first at 5, 37 and 28 %", 3: "at 23, 18 and 34 %"}),
+        ("2", {4: "first at 52, 62 and 72 %"}),
+    ):
+        by_seed = [papers.first([totals[radius, run, seed] for run in runs]) for seed in "012"]
+        for place, text in words.items():
+            shares = [f"{round(alone[place])}" for alone in by_seed]
+            assert re.findall(r"\d+", text) == shares and text in page
     for radius, run, words in (
         ("0.1", "FedCLUP λ=0.02", "0.494 in round 1 to 0.634"),
         ("0.1", "LocalTrain", "0.509 to 0.920"),

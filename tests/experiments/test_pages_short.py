@@ -118,6 +118,42 @@ def test_what_is_said_of_every_seed_of_fedacs():
     assert (many < own["(b) 500 clients", "LocalTrain"]).all()
 
 
+def test_what_is_said_of_the_columns_of_fedagg():
+    keys = ("run", "setting", "participation")
+    ahead = []
+    for name in ("results/fedagg-linear", "results/fedagg-fashion"):
+        ends = papers.last(name, papers.GLOBAL, *keys)
+        for run, setting, share in ends:
+            if run == "FedAgg":
+                less = np.mean(ends["FedAvg", setting, share])
+                ahead.append(100 * (np.mean(ends["FedAgg", setting, share]) - less))
+    assert len(ahead) == 6
+    behind, most = sorted(value for value in ahead if abs(value) >= 0.6)
+    text = f"within 0.6 points of FedAvg, in one {most:.2f} ahead, in one {-behind:.1f} behind"
+    assert text in (SHORT / "fedagg.md").read_text()
+
+
+def test_what_is_said_of_a_larger_penalty_of_fedslr():
+    small = papers.last("results/fedslr-digits", papers.GLOBAL, "digits", "run")
+    large = papers.last("results/fedslr-ablations", papers.GLOBAL, "run")
+    fall = np.mean(small["non-IID", "FedSLR"]) - np.mean(large["FedSLR, λ = 5e-3",])
+    assert f"the global model loses {100 * fall:.1f} points" in (SHORT / "fedslr.md").read_text()
+    own = papers.last("results/fedslr-digits", papers.PERSONALIZED, "digits", "run")
+    less = np.subtract(own["IID", "FedSpa"], own["IID", "FedSLR"])
+    assert (less > 0).all()
+    assert f"by {100 * less.mean():.1f} points" in (RECORD / "fedslr.md").read_text()
+
+
+def test_what_is_said_of_skipped_rounds_of_fedpd():
+    """The medians of the last 75 rounds stand beside FedAvg-GD's last gap."""
+    gaps = papers.lines_of("results/fedpd-seeds", "train/global/gap", "run", "seed")
+    below = []
+    for share in ("0.25", "0.5"):
+        medians = [np.median(gaps[f"FedPD-GD, p={share}, η=0.5", seed][-75:]) for seed in "012"]
+        below.append([medians[k] < gaps["FedAvg-GD", str(k)][-1] for k in range(3)])
+    assert list(map(sum, below)) == [2, 0]
+
+
 @pytest.mark.parametrize(
     "panels, baseline, own",
     [

@@ -6,14 +6,17 @@ import torch
 from torch import nn
 
 from pfl import FederatedLoop
+from pfl.aggregation.privacy import SamplePrivacy
 from pfl.algorithms import (
     IFCA,
     FedAMP,
     FedAvg,
+    FedDistill,
     FedGH,
     FedPer,
     FedProto,
     FedRolex,
+    FedTGP,
     HeteroFL,
     LGFedAvg,
     LocalTrain,
@@ -23,8 +26,11 @@ from pfl.callbacks import LocalBaseline
 from pfl.datamodules import DigitsDataModule, Dirichlet
 from pfl.method.exported import client_network, finetuned_network
 from pfl.method.nested import nested_places
-from pfl.models import MLP, Family, SmallCNN
+from pfl.models import MLP, Family
+from pfl.models.classifier import head_name
 from pfl.parameters import ParameterSpace
+from pfl.scores.neighbours import Neighbours
+from pfl.stages.private import GRADIENTS
 from tests.algorithms.methods import (
     BATCHES,
     METHODS,
@@ -33,13 +39,17 @@ from tests.algorithms.methods import (
     small_network,
     small_world,
 )
+from tests.families import drawn
 from tests.problems import quiet
 from tests.refusal import refused
 
 # Every way in which messages and states travel: dense, masked, kept, in rows, sent first, to each.
 COPIED = ["FedAvg", "LocalTrain", "FedPer", "LGFedAvg", "Ditto", "SCAFFOLD", "FedPD", "FedAMP"]
 COPIED += ["FedACS", "FedSLR", "IFCA", "CFL", "pFedHN", "FedProto", "FedGH", "FedPAC", "FedBuff"]
-COPIED += ["FedDistill", "FedTGP", "FedFomo"]
+COPIED += ["FML", "FedKD", "FedMD", "FedDistill", "FedTGP", "FedFomo"]
+
+
+SMALL = dict(lr=0.05, batch_size=20, engine="sequential")
 
 
 def run(root, method, loop, rounds=3, *callbacks):
@@ -258,6 +268,126 @@ def test_with_one_network_they_are_fedavg_with_plain_means(tmp_path, kind):
     torch.testing.assert_close(one.global_model, other.global_model, rtol=0, atol=1e-13)
 
 
+# ---- networks drawn at random --------------------------------------------------------------------
+
+FITTING = [FedProto, FedTGP, FedDistill, FedGH, LGFedAvg, LocalTrain]
+
+
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(FITTING)))
+def test_a_client_of_a_drawn_family_has_what_it_has_among_its_kind(tmp_path, seed, kind):
+    """Each client's model after its first round is that of a run with its network for all: what
+    the others have comes with the second round."""
+    names = list(drawn(seed).networks)
+    method = run(tmp_path, kind(drawn(seed), **SMALL), digits(clients_per_round=None), rounds=1)
+    for number, name in enumerate(names):
+        network = drawn(seed).networks[name]
+        server = drawn(seed).networks[names[0]]
+        if kind in (LGFedAvg, FedGH):  # the common head is that of the first network
+            network.get_submodule(head_name(network)).load_state_dict(
+                server.get_submodule(head_name(server)).state_dict()
+            )
+        alone = run(tmp_path, kind(network, **SMALL), digits(clients_per_round=None), rounds=1)
+        for client in range(number, 7, len(names)):
+            own, expected = (client_network(one, client) for one in (method, alone))
+            shared = () if kind not in (LGFedAvg, FedGH) else head_name(network)
+            for key, value in own.state_dict().items():
+                if not shared or not key.startswith(shared):
+                    torch.testing.assert_close(
+                        value, expected.state_dict()[key], rtol=0, atol=1e-12, msg=f"{name} {key}"
+                    )
+
+
+@pytest.mark.parametrize("kind", [FedTGP, FedDistill])
+def test_a_drawn_family_learns(tmp_path, kind):
+    """Every network of it: each client's loss on its own samples falls."""
+    settings = SMALL | {"lr": 0.05, "local_epochs": 2}
+    method = run(tmp_path, kind(drawn(7), **settings), digits(clients_per_round=None), rounds=4)
+    data = method.run.loop.datamodule
+    names = list(drawn(7).networks)
+    for client in range(7):
+        x, y = data.samples.gather(torch.from_numpy(data.partition.train[client]))
+        first = drawn(7).networks[names[client % len(names)]].double().eval()
+        with torch.no_grad():
+            before, after = (
+                float(nn.functional.cross_entropy(network(x.double()), y))
+                for network in (first, client_network(method, client))
+            )
+        assert after < before
+
+
+def test_a_drawn_family_runs_in_any_order_and_resumes(tmp_path):
+    """Chunks of one and of seven clients, threads and a stop after a round change no bit."""
+    made = []
+    for number, at_once in enumerate((1, 7, None)):
+        loop = digits(clients_at_once=at_once, dropout=0.2)
+        made.append(run(tmp_path / str(number), FedProto(drawn(4), **SMALL), loop, rounds=2))
+    early = quiet(tmp_path / "parts", 1, precision="64-true")
+    early.fit(FedProto(drawn(4), **SMALL), datamodule=digits(dropout=0.2))
+    later = FedProto(drawn(4), **SMALL)
+    last = early.run_dir / "checkpoints" / "last.ckpt"
+    trainer = quiet(tmp_path / "parts", 2, precision="64-true")
+    trainer.fit(later, datamodule=digits(dropout=0.2), ckpt_path=last)
+    one, *others = map(everything, [*made, later])
+    for other in others:
+        assert {key for key in differing(one, other) if not key.startswith("row ")} == set()
+
+
+# ---- running statistics, local memories, private samples -----------------------------------------
+
+
+def test_statistics_stay_with_the_clients_of_a_network_that_has_some(tmp_path):
+    """Two full steps, against PyTorch: means and variances are those of the network alone."""
+    family = drawn(0)
+    method = LocalTrain(family, lr=0.1, batch_size=None, local_epochs=2, engine="sequential")
+    method = run(tmp_path, method, digits(clients_per_round=None), rounds=1)
+    names = list(family.networks)
+    data = method.run.loop.datamodule
+    for client in range(7):
+        network = drawn(0).networks[names[client % len(names)]].double().train()
+        x, y = data.samples.gather(torch.from_numpy(data.partition.train[client]))
+        for _ in range(2):
+            network.zero_grad()
+            nn.functional.cross_entropy(network(x.double()), y).backward()
+            with torch.no_grad():
+                for p in network.parameters():
+                    p -= 0.1 * p.grad
+        found = client_network(method, client).state_dict()
+        for key, value in network.state_dict().items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
+
+
+def test_neighbours_vote_in_the_features_of_each_clients_network(tmp_path):
+    """The scores of each client are those of a run in which all have its network."""
+    given = dict(lr=0.05, engine="sequential")
+    data = lambda: FederatedLoop(  # noqa: E731
+        DigitsDataModule(num_clients=6, partition=Dirichlet(5.0)), neighbours=Neighbours(k=5)
+    )
+    method = run(tmp_path, LocalTrain(three(), **given), data(), rounds=1)
+    scores = method.evaluation.scores["test", "knn"]["accuracy"]
+    for number, network in enumerate(three().networks.values()):
+        alone = run(tmp_path, LocalTrain(network, **given), data(), rounds=1)
+        expected = alone.evaluation.scores["test", "knn"]["accuracy"]
+        np.testing.assert_allclose(scores[number::3], expected[number::3], rtol=0, atol=1e-12)
+
+
+def test_private_gradients_of_each_network(tmp_path):
+    """Noise and mini-batches are functions of client and step: a client's model is that of a run in
+    which all have its network, and its gradients are counted."""
+    given = dict(lr=0.05, engine="sequential", batch_size=8)
+    private = lambda: digits(  # noqa: E731
+        sample_privacy=SamplePrivacy(1.0, 1.0, reproducible=True), clients_per_round=None
+    )
+    method = run(tmp_path, LocalTrain(three(), **given), private(), rounds=2)
+    everyone = np.arange(7)
+    for number, network in enumerate(three().networks.values()):
+        alone = run(tmp_path, LocalTrain(network, **given), private(), rounds=2)
+        for name in alone.states.declared:
+            own = alone.client_rows(name, everyone)[number::3]
+            found = method.client_rows(name, everyone)[number::3, : own.shape[1]]
+            torch.testing.assert_close(found, own, rtol=0, atol=1e-12)
+    assert (method.client_rows(GRADIENTS, everyone) > 0).all()
+
+
 # ---- runs ----------------------------------------------------------------------------------------
 
 
@@ -390,10 +520,10 @@ def test_who_has_which_is_checked_before_training(tmp_path, change, says):
 
 def test_what_a_family_cannot_have_is_refused(tmp_path):
     batch_norm = Family(
-        {"a": SmallCNN(), "b": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))}
+        {key: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10)) for key in "ab"}
     )
-    with refused("the network 'b' has running statistics"):
-        run(tmp_path, LocalTrain(batch_norm, batch_size=None), digits())
+    with refused("the network 'a' has running statistics, and FedAvg has a global model"):
+        run(tmp_path, FedAvg(batch_norm), digits())
     with refused("LocalBaseline: the clients have networks of their own"):
         run(tmp_path, FedProto(three(4)), digits(), 1, LocalBaseline())
     with refused("is no part of"):

@@ -163,6 +163,7 @@ NAMED = {
     "FedNova": ["d", "norm"],
     "FedNova, proximal": ["d", "norm"],
     "FedProto": ["sums"],
+    "FedMD": ["scores"],
     "FedAS": ["moved", "trace"],
 }
 

@@ -76,6 +76,7 @@ class FedCP(PartlyPersonal):
         spans = {layer.name: layer.span for layer in self.space.layers}
         self.context_span = spans["context"]
         self.weight_span = spans["head.own.weight"]
+        assert isinstance(self.network, WithPolicy)
         self.width = len(self.network.context)
         self.add_constant("own_part", self.space.mask(["head.own.*"]))
         self.add_constant("common_part", self.space.mask(["head.common.*"]))

@@ -80,6 +80,7 @@ class GPFL(PartlyPersonal):
         self.vectors_span = spans["vectors"]
         self.common_span = spans["conditions.common"]
         self.personal_span = spans["conditions.personal"]
+        assert isinstance(self.network, WithValve)
         self.classes, self.width = self.network.vectors.shape
         self.add_constant("shared", self.space.mask(["valve.*", "vectors"]))
         self.add_constant("moving", ~self.space.mask(["conditions.*"]))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..transforms.transform import channel_statistics
+from .transform import channel_statistics
 
 
 class TargetScale(nn.Module):

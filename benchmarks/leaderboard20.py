@@ -248,19 +248,20 @@ class Board:
             look = {"colour": COLOURS[1], "width": 2.5}
             y = np.full(2, -1.0)
             marks.append(Curve("", np.array([test.low, test.high]), y, **look))  # type: ignore[arg-type]
-            mean = np.array([test.differences.mean()])
-            marks.append(Curve("", mean, y[:1], line="", marker="D", size=6, colour=COLOURS[1]))
-            ticks = dict.fromkeys(range(-1, len(order)), "")
+            whole = np.array([test.differences.mean()])
+            marks.append(Curve("", whole, y[:1], line="", marker="D", size=6, colour=COLOURS[1]))
+            ticks = {float(row): "" for row in range(-1, len(order))}
             if number == 0:
-                ticks = {-1: "all problems"}
-                ticks |= {row: self.problems[place] for row, place in enumerate(order)}
+                ticks[-1.0] = "all problems"
+                for row, place in enumerate(order):
+                    ticks[float(row)] = self.problems[place]
             plots.append(
                 Plot(
                     marks,
                     title=method,
                     title_size="medium",
                     xlabel="points",
-                    xlim=(-12, 12),
+                    xlim=(-26, 22),
                     ylim=(-1.7, len(order) - 0.3),
                     yticks=ticks,
                 )
@@ -273,7 +274,8 @@ def _score(rows: list[dict[str, str]]) -> float:
     if rows[-1]["diverged"] == "1":
         raise ValueError("a run diverged; the protocol says what counts")
     model = model_of(rows[-1])
-    best = max(rows, key=lambda row: float(row[f"val/{model}/accuracy"]))
+    evaluated = [row for row in rows if row[f"val/{model}/accuracy"]]
+    best = max(evaluated, key=lambda row: float(row[f"val/{model}/accuracy"]))
     return float(best[f"test/{model}/accuracy"])
 
 

@@ -16,6 +16,7 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -224,7 +225,7 @@ def clothes() -> dict[str, np.ndarray]:
     """Fashion-MNIST's training images, 28x28 averaged to 14x14."""
     data = FashionMNISTDataModule(num_clients=1)
     data.prepare_data()
-    loaded = data.load().train
+    loaded: Any = data.load().train
     targets = np.asarray(loaded.targets)
     places = some(targets)
     inputs = np.asarray(loaded.inputs)[places].reshape(-1, 1, 28, 28)
@@ -233,7 +234,7 @@ def clothes() -> dict[str, np.ndarray]:
 
 def domains() -> dict[str, np.ndarray]:
     """Digits of MNIST and of scikit-learn, 14x14: four clients have those of one source each."""
-    loaded = DigitDomainsDataModule(num_clients=2).load()
+    loaded: Any = DigitDomainsDataModule(num_clients=2).load()
     targets = np.asarray(loaded.train.targets)
     owners = np.asarray(loaded.client_ids)[: len(targets)].astype(str)
     generator = np.random.default_rng(0)
@@ -315,7 +316,8 @@ def main() -> None:
         "roles": roles(words.shakespeare),
     }
     for name, values in arrays.items():
-        np.savez(OUT / f"{name}.npz", **values)
+        stored: Any = values
+        np.savez(OUT / f"{name}.npz", **stored)
         sizes = np.unique(values["targets"], return_counts=True)[1]
         print(f"{name}: {values['inputs'].shape}, {sizes.max() / sizes.sum():.2f}")
 

@@ -26,7 +26,8 @@ def scores():
     for row in published.rows("results/leaderboard20/rounds"):
         runs[row["run"], row["problem"], row["seed"]].append(row)
     found = defaultdict(lambda: defaultdict(list))
-    for (method, problem, _), rows in runs.items():
+    for (method, problem, _), rounds in runs.items():
+        rows = [row for row in rounds if any(row[k] for k in row if k.startswith("val/"))]
         kinds = []
         for kind in ("finetuned", "personalized", "global"):
             names = [k for k in rows[0] if re.match(rf"val/{kind}(/\d+)?/accuracy$", k)]

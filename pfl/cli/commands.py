@@ -98,7 +98,8 @@ def compare(given: argparse.Namespace) -> None:
                 raise ConfigError(f"compare: {folder}: there is no such folder of finished runs")
     if all(folder.is_dir() for folder in folders):
         for option in ("jobs", "share", "change", "keep", "live", "only", "seed"):
-            if getattr(given, option) not in (None, False, []):
+            value = getattr(given, option)
+            if value or (option == "seed" and value is not None):  # the seed 0 is one, too
                 raise ConfigError(f"compare: --{option}: folders of finished runs do not take it")
         out = given.out or Path("runs/comparison")
         results = Results.from_folders(folders, **settings)

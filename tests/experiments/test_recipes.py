@@ -111,7 +111,7 @@ def labels_only(monkeypatch):
     for cls in (getattr(datamodules, name) for name in datamodules.__all__):
         if isinstance(cls, type) and issubclass(cls, ImageDataModule):
             monkeypatch.setattr(cls, "read", read)
-    monkeypatch.setattr(ImageDataModule, "_missing", lambda self: [])
+    monkeypatch.setattr(ImageDataModule, "_missing_files", lambda self: [])
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,7 @@ def test_what_was_sent_in_the_round_before_is_forgotten():
 
 def test_gradients_are_counted_from_zero():
     """One number for each client."""
-    stage = CountedGradients(SimpleNamespace(engine=None))
+    stage = CountedGradients([SimpleNamespace(engine=None)])
     assert [first().tolist() for first in stage.states().values()] == [[0.0]]
     messages = sent()
     assert stage.sent(None, messages) is messages

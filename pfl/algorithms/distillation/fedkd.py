@@ -129,6 +129,9 @@ class FedKD(MessengerMethod):
                 continue
             old = w[layer.span]
             matrix = layer.to_matrix(values[:, layer.span] - old)
+            if not matrix.isfinite().all():  # the run has diverged, and is ended by that
+                sent += layer.size
+                continue
             left, s, right = torch.linalg.svd(matrix, full_matrices=False)
             sums = s.square().cumsum(1)
             keep = (

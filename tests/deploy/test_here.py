@@ -224,8 +224,7 @@ def ending(app, number, seconds):
             time.sleep(0.2)
         time.sleep(seconds or 0.0)
         os.kill(pid, number)
-        told = process.stdout.read().splitlines()[-1]
-        process.wait()
+        told = process.communicate()[0].splitlines()[-1]
     code, left = json.loads(told)
     assert code != 0
     return left

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,19 +38,36 @@ def run_folder_errors(folder: Path, key: str = "trainer.default_root_dir") -> It
         raise ConfigError(f"{key}: there can be no folder {str(folder)!r}: {reason}") from error
 
 
-def lock(folder: Path) -> FileLock:
-    """Returns a lock of a run's folder, which the system releases when this process dies.
+def lock(path: Path, taken: str, **options: Any) -> FileLock:
+    """Returns a lock that this process has from now on; the system releases it when it dies.
 
     On a network file system the lock holds as far as the file system supports `flock`.
+
+    Args:
+        path: The file of the lock.
+        taken: What the error says if another process has it.
+        options: Further arguments of `FileLock`, such as `mode`.
+
+    Raises:
+        ConfigError: Another process has it, or the file cannot be written.
     """
-    file = FileLock(folder / ".lock", timeout=0)
-    with writing(folder / ".lock"):
+    file = FileLock(path, timeout=0, **options)
+    with writing(path):
         try:
             file.acquire()
         except Timeout as error:
-            line = f"ckpt_path: another process is writing to {folder}; wait until it has ended"
-            raise ConfigError(f"{line}, or end it") from error
+            raise ConfigError(taken) from error
     return file
+
+
+@contextmanager
+def locked(path: Path, taken: str, **options: Any) -> Iterator[None]:
+    """Has a lock inside; `lock` explains the arguments."""
+    file = lock(path, taken, **options)
+    try:
+        yield
+    finally:
+        file.release()
 
 
 # ---- writing ------------------------------------------------------------------------------------
@@ -70,6 +88,13 @@ def replaced(path: Path) -> Iterator[io.BufferedWriter]:
     """Opens a new file that takes the place of `path` when the block ends without an error."""
     with writing(path), files.new_content(path) as file:
         yield file
+
+
+def create_secret(path: Path, text: str) -> None:
+    """Writes a new file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
 
 
 def append(path: Path, content: bytes) -> None:

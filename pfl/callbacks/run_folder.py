@@ -31,7 +31,11 @@ class RunFolder:
         """Creates and locks the folder, and removes what a killed process has left half written."""
         if self.writes:
             files.make_folder(self.path)
-            self._lock = files.lock(self.path)
+            self._lock = files.lock(
+                self.path / ".lock",
+                f"ckpt_path: another process is writing to {self.path}; wait until it has ended, "
+                f"or end it",
+            )
             for folder in (self.path, self.path / "checkpoints"):
                 for path in folder.glob("*.part"):
                     path.unlink(missing_ok=True)

@@ -11,13 +11,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from filelock import FileLock, Timeout
 from jsonargparse import Namespace
 
 import pfl
@@ -258,23 +257,15 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
         raise
 
 
-@contextmanager
-def _only_server(run: Path) -> Iterator[None]:
+def _only_server(run: Path) -> AbstractContextManager[None]:
     """Holds the lock of a run's server; a ConfigError if another process has it."""
     name = hashlib.sha256(str(run).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"pfl-server-{os.getuid()}-{name}.lock"
-    lock = FileLock(path, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise ConfigError(
-            f"name: another server works for the run {run}; end it first (flwr stop), or give "
-            f"another name"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
+    taken = (
+        f"name: another server works for the run {run}; end it first (flwr stop), or give another "
+        f"name"
+    )
+    return files.locked(path, taken)
 
 
 def _number(key: str, value: Any) -> float:

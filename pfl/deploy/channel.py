@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 Answer = bytes | str
 """The bytes of an answer, or in one line why there is none."""
+EVERY = 10.0  # seconds between two lines that say who is awaited
 
 
 class Channel(ABC):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import queue
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfl.deploy.channel import Answer, Channel
-from pfl.distributed.orphan import PR_SET_PDEATHSIG
+from pfl.deploy.channel import EVERY, Answer, Channel
+from pfl.distributed.orphan import signal_with_parent
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 SHORTEST = 0.1  # seconds between two looks for answers, at first
 LONGEST = 1.0  # and later
-EVERY = 10.0  # seconds between two lines that say who has not answered
 
 
 class FlowerGrid(Channel):
@@ -117,6 +114,5 @@ def serve(grid: Grid, app: Path, options: Mapping[str, Any]) -> None:
     """Runs the server of an app that `pfl deploy` has written; the ServerApp calls it."""
     from pfl.deploy.app import run_server
 
-    if sys.platform == "linux":  # a reply that is still being fetched would keep it alive
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal_with_parent(signal.SIGKILL)  # a reply that is still being fetched would keep it alive
     run_server(FlowerGrid(grid), app, options)

@@ -30,10 +30,11 @@ from typing import IO, Any
 
 import yaml
 
+from pfl.deploy.channel import EVERY
 from pfl.deploy.gate import gate
+from pfl.distributed.orphan import signal_with_parent
 from pfl.errors import ConfigError
 
-EVERY = 10.0  # seconds without a line after which one says what is awaited
 GRACE = 5.0  # seconds that processes have to end before they are killed
 PROGRAMS = ("flower-superlink", "flower-superexec", "flwr", "flwr-serverapp")
 COLORS = re.compile("\x1b\\[[0-9;]*m")
@@ -258,8 +259,8 @@ def _signal(process: subprocess.Popen, number: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Has the kernel end this process if this program is killed (Linux's PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+    """Has the system end this process if this program is killed."""
+    signal_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it was killed a moment ago
         os._exit(1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -78,34 +77,31 @@ def write_keys(app: Path, host: str, parties: int) -> Path:
         folder.mkdir(mode=0o700)
         (folder / "server").mkdir(mode=0o700)
         authority = _Authority(app.name)
-        _write(folder / "ca.key", authority.private_key())
+        files.create_secret(folder / "ca.key", authority.private_key())
         certificate, key = authority.server(hosts)
         server = folder / "server"
-        _write(server / "server.crt", certificate)
-        _write(server / "server.key", key)
-        _write(server / "run.sh", _script(app))
-        _write(server / "pfl-server.service", _service(app, "Server", _server_words(app, PLACE)))
+        files.create_secret(server / "server.crt", certificate)
+        files.create_secret(server / "server.key", key)
+        files.create_secret(server / "run.sh", _script(app))
+        files.create_secret(
+            server / "pfl-server.service", _service(app, "Server", _server_words(app, PLACE))
+        )
         for place in (folder, server):
-            _write(place / "ca.crt", authority.text())
+            files.create_secret(place / "ca.crt", authority.text())
         for party in range(parties):
             own = folder / f"party-{party}"
             own.mkdir(mode=0o700)
             private, public = node_key(f"party-{party}")
-            _write(own / "node.key", private)
-            _write(own / "node.pub", public)
-            _write(own / "ca.crt", authority.text())
-            _write(own / "party.yaml", _party_text(app, party, hosts[0]))
+            files.create_secret(own / "node.key", private)
+            files.create_secret(own / "node.pub", public)
+            files.create_secret(own / "ca.crt", authority.text())
+            files.create_secret(own / "party.yaml", _party_text(app, party, hosts[0]))
             words = _party_words(app, PLACE, party)
-            _write(own / f"pfl-party-{party}.service", _service(app, f"Party {party}", words))
-        _write(folder / "compose.yaml", _compose(app, parties))
+            files.create_secret(
+                own / f"pfl-party-{party}.service", _service(app, f"Party {party}", words)
+            )
+        files.create_secret(folder / "compose.yaml", _compose(app, parties))
     return folder
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file that only its owner reads."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 # ---- certificates and keys ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from pfl.clients import Clients
 from pfl.deploy import schema
-from pfl.deploy.channel import Channel
+from pfl.deploy.channel import EVERY, Channel
 from pfl.deploy.data import SAME, unlike
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.deploy.worker import difference, digest
@@ -23,7 +23,6 @@ HELLO = 60.0  # seconds that a new party has to say who it is
 HELLO_BYTES = 1 << 26  # the most bytes of what it says then
 PAUSE = 1.0  # seconds before a peer that is not taken is asked again; each time twice as many
 LONGEST_PAUSE = 60.0
-EVERY = 10.0  # seconds between two lines that say who is not there yet
 LOOK = 0.25  # seconds between two looks for parties
 
 

@@ -16,15 +16,14 @@ import time
 import traceback
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from pfl import files
@@ -201,23 +200,11 @@ def listener(address: Path) -> connection.Listener:
     return incoming
 
 
-@contextmanager
-def _only_one(folder: Path, client: int) -> Iterator[None]:
+def _only_one(folder: Path, client: int) -> AbstractContextManager[None]:
     """Holds the lock of a party; a ConfigError if another process has it."""
-    path = folder / f"{client}.lock"
     private_folder(folder)
-    lock = FileLock(path, timeout=0, mode=0o600)
-    with files.writing(path):
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise ConfigError(
-                f"folder: another pfl node works for party {client} in {folder}; end it first"
-            ) from error
-    try:
-        yield
-    finally:
-        lock.release()
+    taken = f"folder: another pfl node works for party {client} in {folder}; end it first"
+    return files.locked(folder / f"{client}.lock", taken, mode=0o600)
 
 
 def _in_background(function: Callable[..., None], *arguments: Any) -> None:

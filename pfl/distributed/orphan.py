@@ -25,5 +25,14 @@ def die_with_parent(dies: bool = True) -> None:
     Args:
         dies: Whether this process dies so from now on.
     """
-    if sys.platform == "linux" and os.environ.get(STARTED_BY) == str(os.getppid()):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if dies else 0)
+    if os.environ.get(STARTED_BY) == str(os.getppid()):
+        number = 0
+        if dies:
+            number = signal.SIGKILL
+        signal_with_parent(number)
+
+
+def signal_with_parent(number: int) -> None:
+    """Has the system send this process a signal when its parent dies, 0 for none; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

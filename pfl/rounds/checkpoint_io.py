@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pfl.datamodules.files import new_file
 from pfl.errors import ConfigError
+from pfl.files import create_secret
 from pfl.randomness import KEY_BYTES
 
 PIECE = 1 << 22  # bytes that are read at a time while checksums are verified
@@ -104,8 +105,7 @@ def write_key(path: Path, secret: bytes) -> None:
         return
     with new_file(path) as part:
         part.unlink(missing_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secret.hex() + "\n")
+        create_secret(part, secret.hex() + "\n")
 
 
 def read_key(path: Path, option: str = "ckpt_path") -> bytes:

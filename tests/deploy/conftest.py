@@ -8,6 +8,7 @@ from pfl.deploy.wire import unpack
 from pfl.deploy.worker import StateFiles
 from tests.algorithms.apart import differing_apart, make, make_worker, train_apart
 from tests.algorithms.methods import BATCHES, METHODS, SIZES, small_world
+from tests.commands import call
 from tests.problems import quiet, run
 
 ROUNDS = 4
@@ -132,3 +133,12 @@ class Federation:
 def federation(tmp_path):
     """`Federation` in a folder of its own."""
     return lambda name, **kwargs: Federation(tmp_path / "apart", name, **kwargs)
+
+
+@pytest.fixture
+def app(request, tmp_path, monkeypatch):
+    """The folder that `pfl deploy` writes with the `WORDS` of a test's module."""
+    monkeypatch.chdir(tmp_path)
+    status, _, error = call("deploy", *request.module.WORDS, "--out", "app")
+    assert status == 0, error
+    return tmp_path / "app"

@@ -171,14 +171,6 @@ def test_runs_that_parties_cannot_have_are_not_written(tmp_path, monkeypatch):
 # ---- a party's file -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def app(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, _, error = call("deploy", *WORDS, "--out", "app")
-    assert status == 0, error
-    return tmp_path / "app"
-
-
 @pytest.mark.cli
 def test_options_of_a_party_are_read_strictly(app):
     file = app / "party.yaml"

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,18 +17,10 @@ from pfl.deploy.here import QUIET
 from tests.algorithms.methods import differing
 from tests.commands import ROOT, call, free_port
 from tests.deploy.computed import computed
+from tests.deploy.real import BIN, REAL
 
-BIN = Path(sys.executable).parent
 PARTIES = 3
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.cli,
-    pytest.mark.skipif(
-        not (BIN / "flower-superlink").exists(),
-        reason="flwr is not installed: make test-flower has it",
-    ),
-]
+pytestmark = REAL
 BASE = f"""
 seed_everything: 0
 trainer: {{name: run, max_epochs: 2}}

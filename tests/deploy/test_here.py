@@ -14,28 +14,12 @@ import pytest
 from pfl.deploy import here
 from pfl.deploy.keys import keys_folder, write_keys
 from pfl.deploy.link import Link
-from tests.commands import ROOT, call, free_port
+from tests.commands import ROOT, free_port
+from tests.deploy.real import REAL
 from tests.refusal import refused
 
 WORDS = ["--config", "quickstart", "--data.num_clients", 2, "--loop.clients_per_round", "null"]
 WORDS += ["--trainer.callbacks", "[]", "--trainer.max_epochs", 500]
-flower = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.cli,
-    pytest.mark.skipif(
-        not (Path(sys.executable).parent / "flower-superlink").exists(),
-        reason="flwr is not installed: make test-flower has it",
-    ),
-]
-
-
-@pytest.fixture
-def app(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, _, error = call("deploy", *WORDS, "--out", "app")
-    assert status == 0, error
-    return tmp_path / "app"
 
 
 @pytest.fixture
@@ -195,7 +179,7 @@ print(json.dumps([process.returncode, time.monotonic() - end]))
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("seconds", [3.0, None])
 class TestEndings:
-    pytestmark = flower
+    pytestmark = REAL
 
     def test_nothing_is_left_ten_seconds_after_a_signal(self, app, number, seconds):
         """Early, and once the first round is over (None)."""

@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.commands import ROOT, call, free_port, table
+from tests.deploy.real import REAL
 from tests.refusal import refused
 
 WORDS = ["--data.num_clients", 3, "--loop.clients_per_round", "null", "--trainer.callbacks", "[]"]
@@ -19,15 +19,6 @@ WORDS = ["--data.num_clients", 3, "--loop.clients_per_round", "null", "--trainer
 
 PAGE = (ROOT / "docs/deploy.md").read_text()
 BLOCKS = re.findall(r"```sh\n(pfl (?:deploy|node).*?)```", PAGE, re.S)
-real = [
-    pytest.mark.slow,
-    pytest.mark.processes,
-    pytest.mark.cli,
-    pytest.mark.skipif(
-        not (Path(sys.executable).parent / "flower-superlink").exists(),
-        reason="flwr is not installed: make test-flower has it",
-    ),
-]
 
 
 def shell(block, folder, log=None, **options):
@@ -47,7 +38,7 @@ def all_took_part(folder):
 
 
 class TestThePage:
-    pytestmark = real
+    pytestmark = REAL
 
     def test_it_makes_a_federation_on_one_machine(self, tmp_path):
         block = BLOCKS[0].replace("here.sh", f"here.sh --port {free_port()}")

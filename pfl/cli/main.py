@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import pfl
-from pfl.cli.commands import (
+from pfl.cli.options import (
     COMMANDS,
     LIGHT,
     OPEN,

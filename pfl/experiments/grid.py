@@ -180,6 +180,8 @@ class Grid:
         Raises:
             ConfigError: There is no such row or seed.
         """
+        if only is None and seed is None:
+            return self
         jobs = self.jobs()
         labels = dict.fromkeys(job.label for job in jobs)
         if only is not None and only not in {*labels, *(job.run for job in jobs)}:

@@ -80,7 +80,10 @@ class Reproduction(Comparison):
         return [j for j in jobs if not shown or any(p.shows(j.run, j.axes) for p in shown)]
 
     def part(self, only: str | None, seed: int | None) -> Reproduction:
-        return replace(super().part(only, seed), name=f"{self.name}-part")
+        part = super().part(only, seed)
+        if part is self:
+            return part
+        return replace(part, name=f"{self.name}-part")
 
     @classmethod
     def from_file(
@@ -162,7 +165,7 @@ class Reproduction(Comparison):
         lines = [[*place, *used]]
         for row in (row for row in rows if row["diverged"] or shown & row.keys()):
             values = (row.get(name, "") for name in lines[0])
-            lines.append([f"{v:.7g}" if isinstance(v, float) else v for v in values])
+            lines.append([written(value) for value in values])
         paths = [out / f"{self.name}.csv"]
         write(paths[0], csv_lines(lines))
         if self.only is not None:
@@ -181,6 +184,15 @@ class Reproduction(Comparison):
             )
             write(paths[-1], "\n".join(parts))
         return paths
+
+
+def written(value: Any) -> str:
+    """Returns a value as the data of figures have it: seven digits of a number with a point."""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    if value is None:
+        return ""
+    return str(value)
 
 
 def rows_of(job: Job, root: Path, outcome: Config) -> Iterator[Config]:

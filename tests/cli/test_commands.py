@@ -6,8 +6,8 @@ import pytest
 
 from pfl import __version__
 from pfl.cli import main
-from pfl.cli.commands import COMMANDS
 from pfl.cli.main import RUNS
+from pfl.cli.options import COMMANDS
 from tests.commands import call, finish
 
 pytestmark = pytest.mark.cli

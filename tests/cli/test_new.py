@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from pfl.cli.commands import KINDS
 from pfl.cli.new import RUN, TEMPLATES, filled
+from pfl.cli.options import KINDS
 from tests.commands import QUICKSTART, call
 
 pytestmark = pytest.mark.cli

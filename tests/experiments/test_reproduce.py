@@ -420,6 +420,13 @@ def test_one_row_of_one_seed_is_the_row_of_the_whole(here):
     assert table(here / "whole" / "tiny.csv") == whole
 
 
+def test_a_whole_figure_is_no_part_of_itself():
+    """Its name is that of the folder of `pfl compare`."""
+    figure = Reproduction.from_file(write(TINY))
+    assert figure.part(None, None).name == figure.name == "tiny"
+    assert figure.part("alone", None).name == "tiny-part"
+
+
 def test_a_row_that_there_is_not_is_refused_with_those_that_there_are():
     path = write(TINY)
     runs = ("FedAvg", "too fast", "alone")

@@ -25,7 +25,7 @@ from pfl.report.plots import COLOURS, GREY, Curve, Figure, Mark, Plot
 from pfl.report.table import Table, markdown
 from pfl.scores.names import ScoreName
 from pfl.scores.runs import find_runs, read_runs
-from pfl.scores.statistics import holm, mean_ranks
+from pfl.scores.statistics import holm, mean_ranks, seeds_test
 
 FOLDER = "results/leaderboard20"
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "results" / "leaderboard20-differences.png"
@@ -89,16 +89,16 @@ class Test:
     def of(cls, differences: np.ndarray) -> "Test":
         count = len(differences)
         error = differences.std(ddof=1) / np.sqrt(count)
-        half = stats.t.ppf(0.975, count - 1) * error
-        mean = differences.mean()
+        test = seeds_test(differences, 0.05)
+        mean = test.difference
         above = stats.t.sf((mean + MARGIN) / error, count - 1)
         below = stats.t.sf((MARGIN - mean) / error, count - 1)
         return cls(
             differences,
-            mean - half,
-            mean + half,
+            test.low,
+            test.high,
             float(stats.wilcoxon(differences.round(6)).pvalue),  # the data's digits: ties are ties
-            float(stats.ttest_1samp(differences, 0).pvalue),
+            test.p,
             float(max(above, below)),
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import published
 from pfl.configuration.files import read
-from pfl.experiments.reproduction import Reproduction
+from pfl.experiments.reproduction import Reproduction, written
 from pfl.files import write_figure
 from pfl.report.curves import figure_of
 from pfl.report.matplotlib_drawer import draw
@@ -48,13 +48,6 @@ def figure(file: str, data: str) -> Figure:
                 entry[key] = float(text)
         table.append(entry)
     return figure_of(str(reproduction.title), reproduction.drawn, table)
-
-
-def written(value: Any) -> str:
-    """Returns a value as `Reproduction.reproduce` writes it."""
-    if isinstance(value, float):
-        return f"{value:.7g}"
-    return str(value)
 
 
 def main(names: list[str]) -> None:

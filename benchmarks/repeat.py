@@ -30,7 +30,7 @@ from benchmarks import published
 from pfl.errors import ConfigError
 from pfl.experiments.grid import Job
 from pfl.experiments.jobs import execute
-from pfl.experiments.reproduction import Reproduction, rows_of
+from pfl.experiments.reproduction import Reproduction, rows_of, written
 
 Row = dict[str, Any]
 
@@ -81,9 +81,9 @@ def other_digits(actual: dict[int, Row], file: dict[int, Row], names: list[str])
             given = row.get(name, "")
             made = actual.get(number, {}).get(name, "")
             if made != "":
-                made = f"{float(made):.7g}"
+                made = written(float(made))
             if given != "":
-                given = f"{float(given):.7g}"
+                given = written(float(given))
             if given != made:
                 found.append(
                     f"round {number}, {name}: {made or 'nothing'} for {given or 'nothing'}"
@@ -95,7 +95,7 @@ def jobs_of(name: str, runs: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...],
     """Returns the jobs of the runs of a file, in the order of their places."""
     jobs = {}
     for job in Reproduction.from_file(name).jobs():
-        axes = (f"{v:.7g}" if isinstance(v, float) else str(v) for v in job.axes.values())
+        axes = map(written, job.axes.values())
         jobs[(job.run, *axes, str(job.seed))] = job
     return {place: jobs[place] for place in sorted({*runs} & {*jobs})}
 

@@ -128,6 +128,11 @@ class ParameterSpace:
         self.vector = nn.Parameter(torch.empty(0))
         self.bind(module)
 
+    @property
+    def spans(self) -> dict[str, slice]:
+        """The places of the parameter tensors in the last dimension of a [..., P] tensor."""
+        return {layer.name: layer.span for layer in self.layers}
+
     def bind(self, module: nn.Module) -> None:
         """Turns the module's parameters into views of `vector`, with the same values.
 

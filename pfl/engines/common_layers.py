@@ -55,7 +55,7 @@ def layers_in_turn(
     if changed or not all(_is_common(step) for step in steps):
         return None
     names = {parameter: name for name, parameter in network.named_parameters()}
-    layers = {layer.name: layer.span for layer in space.layers}
+    layers = space.spans
     spans: dict[nn.Module, list[slice]] = {}
     for step in steps:
         own = [layers.get(names[parameter]) for parameter in step.parameters()]

@@ -227,13 +227,13 @@ def architectures_of(method: Method, loop: FederatedLoop) -> Architectures:
                     f"model that other networks share, which has none; take GroupNorm, as norm: "
                     f"group, or a method without a global model, such as FedProto"
                 )
-        for one in everyone:
-            own = _own_statistics(one)
+        kept = [_own_statistics(one) for one in everyone]
+        for one, own in zip(everyone, kept, strict=True):
             for state, initial in own.states().items():  # a network without any has 0 values
                 one.states.declare(state, initial, rounded=own.rounded)
-        for number, member in enumerate(method.members):
+        for number, (member, own) in enumerate(zip(method.members, kept[1:], strict=True)):
             if member.oracle.buffers.size:
-                statistics[number] = _own_statistics(member)
+                statistics[number] = own
     return Architectures(method, method.members, names, method.kinds, statistics)
 
 

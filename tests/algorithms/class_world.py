@@ -110,6 +110,18 @@ def mean_model(cohort, models, w):
     return (sizes / sizes.sum()) @ torch.stack(models) if cohort else w
 
 
+def mean_values(cohort, models, w, own):
+    """w by name, with the means of the clients' values in the place of all but those of `own`."""
+    if not cohort:
+        return w
+    sizes = [len(LABELS[i]) / sum(len(LABELS[j]) for j in cohort) for i in cohort]
+    mean = {}
+    for name in w:
+        if name not in own:
+            mean[name] = sum(n * v[name] for n, v in zip(sizes, models, strict=True))
+    return w | mean
+
+
 def averaged(loss):
     """w after each round where client i descends on loss(v, x, y, i, w) from the round's w."""
     w, history = start(), []

@@ -14,6 +14,7 @@ from tests.algorithms.class_world import (
     LABELS,
     LOCAL,
     TRACE,
+    mean_values,
     network,
     rate,
     samples,
@@ -88,12 +89,7 @@ def slow(method, steps=LOCAL["local_steps"]):
             for own, common in zip(OWN, COMMON, strict=True):
                 v[common] = 0.5 * v[own] + 0.5 * v[common]
             models.append(v)
-        if cohort:
-            sizes = [len(LABELS[i]) / sum(len(LABELS[j]) for j in cohort) for i in cohort]
-            for name in w:
-                if name not in (*OWN, "context"):
-                    pairs = zip(sizes, models, strict=True)
-                    w = w | {name: sum(n * v[name] for n, v in pairs)}
+        w = mean_values(cohort, models, w, (*OWN, "context"))
         history.append((w, [dict(head) for head in heads]))
     return history
 

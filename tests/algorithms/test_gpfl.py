@@ -13,6 +13,7 @@ from tests.algorithms.class_world import (
     LABELS,
     LOCAL,
     TRACE,
+    mean_values,
     network,
     rate,
     samples,
@@ -94,12 +95,7 @@ def slow(method):
                     v[name] = v[name] - rate(t) * (slope + decay * v[name])
             heads[i] = {name: v[name] for name in OWN}
             models.append(v)
-        if cohort:
-            sizes = [len(LABELS[i]) / sum(len(LABELS[j]) for j in cohort) for i in cohort]
-            for name in w:
-                if name not in OWN + CONDITIONS:
-                    pairs = zip(sizes, models, strict=True)
-                    w = w | {name: sum(n * v[name] for n, v in pairs)}
+        w = mean_values(cohort, models, w, OWN + CONDITIONS)
         history.append((w, [dict(head) for head in heads]))
     return history
 

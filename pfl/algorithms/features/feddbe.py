@@ -85,7 +85,7 @@ class FedDBE(FederatedAlgorithm):
         self.width = linear_head(self).in_features
         head = head_name(self.network)
         names = [f"{head}.{name}".lstrip(".") for name in ("weight", "bias")]
-        spans = {layer.name: layer.span for layer in self.space.layers}
+        spans = self.space.spans
         if not spans.keys() >= set(names):
             raise ConfigError(
                 f"model.network: the head {head!r} needs a weight and a bias that are "

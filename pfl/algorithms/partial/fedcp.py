@@ -73,9 +73,8 @@ class FedCP(PartlyPersonal):
         super().__init__(network, personal=["head.own.*", "context"], **kwargs)
         self.require_no_aids()
         self.penalty = penalty
-        spans = {layer.name: layer.span for layer in self.space.layers}
-        self.context_span = spans["context"]
-        self.weight_span = spans["head.own.weight"]
+        self.context_span = self.space.spans["context"]
+        self.weight_span = self.space.spans["head.own.weight"]
         assert isinstance(self.network, WithPolicy)
         self.width = len(self.network.context)
         self.add_constant("own_part", self.space.mask(["head.own.*"]))

@@ -76,7 +76,7 @@ class GPFL(PartlyPersonal):
         self.require_no_aids()
         self.penalty = penalty
         self.shared_decay = shared_decay
-        spans = {layer.name: layer.span for layer in self.space.layers}
+        spans = self.space.spans
         self.vectors_span = spans["vectors"]
         self.common_span = spans["conditions.common"]
         self.personal_span = spans["conditions.personal"]

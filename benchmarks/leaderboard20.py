@@ -234,6 +234,8 @@ class Board:
         """Returns a plot for each method: its difference at each problem, and over problems."""
         tests = self.tests()
         order = np.argsort(-self.test("LocalTrain").differences)
+        intervals = {(m, p): self.interval(m, p) for m in tests for p in self.problems}
+        sides = [side for _, low, high in intervals.values() for side in (low, high)]
         plots = []
         for number, (method, test) in enumerate(tests.items()):
             marks: list[Mark] = []
@@ -241,7 +243,7 @@ class Board:
             for x, line in ((-MARGIN, ":"), (0.0, "-"), (MARGIN, ":")):
                 marks.append(Curve("", np.full(2, x), ends, line=line, colour=GREY, width=0.8))
             for row, place in enumerate(order):
-                mean, low, high = self.interval(method, self.problems[place])
+                mean, low, high = intervals[method, self.problems[place]]
                 y = np.full(2, float(row))
                 marks.append(Curve("", np.array([low, high]), y, width=1.2))
                 marks.append(Curve("", np.array([mean]), y[:1], line="", marker="o", size=4))
@@ -261,7 +263,7 @@ class Board:
                     title=method,
                     title_size="medium",
                     xlabel="points",
-                    xlim=(-26, 22),
+                    xlim=(min(sides) - 1, max(sides) + 1),
                     ylim=(-1.7, len(order) - 0.3),
                     yticks=ticks,
                 )

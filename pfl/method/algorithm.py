@@ -420,10 +420,11 @@ class FederatedAlgorithm(Method):
     def predict_step(self, clients: Clients, batch_idx: int = 0) -> dict[str, np.ndarray]:
         method = self._acting("prediction")
         with self.in_full_precision():
-            self.load_state(clients)
             if self.family is None:
+                self.load_state(clients)
                 return predictions(method, clients)
-            return predictions_of_members(self.members, self.kinds, self.stages, clients)
+            receive = self.transport.receiver(self)
+            return predictions_of_members(self, receive, self.stages, clients)
 
     # ---- what callbacks, tests and notebooks use ----------------------------------------------
 

@@ -17,6 +17,7 @@ from pfl.algorithms import (
     L2GD,
     FedBN,
     FedCP,
+    FedDF,
     FedDPA,
     FederatedAlgorithm,
     FedExLoRA,
@@ -287,6 +288,16 @@ ENTRIES = [
         settle={"lr": 0.4, "local_steps": 6, "digest_epochs": 0},
         timed=True,  # the public samples of a round are drawn
         kind=with_public(FedMD),
+    ),
+    Method(
+        "FedDF",
+        forms.averaging,  # without steps of the server, as the softmax has no closed form
+        forms.dense,
+        problem=forms.with_classes,
+        classes=True,
+        settle={"lr": 0.4, "local_steps": 6, "server_steps": 0},
+        timed=True,  # the public samples of a round are drawn
+        kind=with_public(FedDF),
     ),
     Method(
         "FedKD",

@@ -114,6 +114,16 @@ def hypernetwork(size: int) -> np.ndarray:
     return 0.5 * np.random.default_rng(2).normal(size=size)
 
 
+def started(size: int, number: int) -> np.ndarray:
+    """The first values of what a method adds to the network, [size].
+
+    Args:
+        size: How many there are.
+        number: Of the part, where there are several.
+    """
+    return 0.5 * np.random.default_rng(3 + number).normal(size=size)
+
+
 BODY = HIDDEN * FEATURES + HIDDEN  # the first entries of a parameter vector; the head's follow
 
 

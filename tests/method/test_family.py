@@ -46,7 +46,7 @@ from tests.refusal import refused
 # Every way in which messages and states travel: dense, masked, kept, in rows, sent first, to each.
 COPIED = ["FedAvg", "LocalTrain", "FedPer", "LGFedAvg", "Ditto", "SCAFFOLD", "FedPD", "FedAMP"]
 COPIED += ["FedACS", "FedSLR", "IFCA", "CFL", "pFedHN", "FedProto", "FedGH", "FedPAC", "FedBuff"]
-COPIED += ["FML", "FedKD", "FedMD", "FedDistill", "FedTGP", "FedFomo"]
+COPIED += ["FML", "FedKD", "FedMRL", "FedMD", "FedDistill", "FedTGP", "FedFomo"]
 
 
 SMALL = dict(lr=0.05, batch_size=20, engine="sequential")

@@ -51,6 +51,7 @@ from pfl.rounds.loop import FederatedLoop
 PRECISIONS = {None: torch.float32, "32-true": torch.float32, "64-true": torch.float64}
 APP = Path(__file__).parent / "flower_app"
 CONFIG_TOML = ".flwr/config.toml"
+ENDING = 20.0  # seconds that a server which was killed a moment ago has to end
 NODE = (
     "app",
     "client",
@@ -265,7 +266,7 @@ def _only_server(run: Path) -> AbstractContextManager[None]:
         f"name: another server works for the run {run}; end it first (flwr stop), or give another "
         f"name"
     )
-    return files.locked(path, taken)
+    return files.locked(path, taken, timeout=ENDING)
 
 
 def _number(key: str, value: Any) -> float:
@@ -401,7 +402,7 @@ def check_server(worker: Worker, link: Link, ready: Callable[[], None], seconds:
     if lines is None:
         raise ConfigError(
             f"node: --check: no server has asked at {link.address} within {seconds:g} s; start the "
-            f"run (flwr run), or give more --seconds"
+            f"run (server/run.sh), or give more --seconds"
         )
     for line in lines:
         print(one_line(line), flush=True)

@@ -322,10 +322,10 @@ class Worker:
 
         Args:
             link: Where the SuperLink is.
-            ready: Called once messages can come.
+            ready: Called when messages can come.
 
         Raises:
-            ConfigError: The SuperLink does not take the party, or another process works for it.
+            ConfigError: Another process works for the party, or there is no Flower.
         """
         with _only_one(self.folder, self.client):
             link.serve(self.answer, ready, self.folder / f"{self.client}.in-hand")
@@ -335,7 +335,7 @@ class Worker:
 
         Args:
             link: Where the SuperLink is.
-            ready: Called once messages can come.
+            ready: Called when messages can come.
             seconds: How long a server may take to ask.
 
         Returns:
@@ -358,7 +358,7 @@ class Worker:
 
         with _only_one(self.folder, self.client):
             in_hand = self.folder / f"{self.client}.in-hand"
-            link.serve(compare, ready, in_hand, is_over, patience=5.0)
+            link.serve(compare, ready, in_hand, is_over)
         return next(iter(found), None)
 
     def answer(self, message: bytes) -> bytes:

@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from pfl.deploy.here import QUIET
 from pfl.deploy.keys import write_keys
 from tests.commands import ROOT, free_port

@@ -22,9 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pfl import files
 from pfl.deploy.here import QUIET
 from pfl.deploy.schema import one_line
+from pfl.deploy.wire import pack, unpack
 from pfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,8 +106,8 @@ class Link:
         Args:
             answer: Returns the answer to a message.
             ready: Called when messages can come, each time that the connection is made.
-            in_hand: The file that says which message is being answered. If the process is killed,
-                the next one tells the server that there is no answer.
+            in_hand: The file that says which message is being answered; its reply is beside it. If
+                the process is killed, the next one sends the reply, or tells that there is none.
             until: Whether to end. It is asked after each look for messages.
 
         Raises:
@@ -117,7 +120,7 @@ class Link:
                 with connect(self, number, until) as node:
                     ready()
                     told = ""
-                    node.tell_lost(in_hand)
+                    node.go_on(in_hand)
                     pause = SHORTEST
                     while not until():
                         if node.answer_next(answer, in_hand):
@@ -262,31 +265,39 @@ class Node:
             except (KeyError, TypeError):
                 record["lost"] = "the message is not one of pfl"
             reply = Message(RecordDict({"pfl": ConfigRecord(record)}), reply_to=message)
-            self._send(reply, time.monotonic() - begin)
+            self._write_reply(reply, time.monotonic() - begin, reply_file(in_hand))
+            self._send_reply(reply_file(in_hand))
         except NotTaken:
             raise
         except Exception as error:  # of a run that is over
             print(f"superlink: no answer to a message ({_words(error)})", file=sys.stderr)
-        in_hand.unlink(missing_ok=True)
+        _forget(in_hand)
         return True
 
-    def tell_lost(self, in_hand: Path) -> None:
-        """Tells the server that the message that an ended process had in hand is lost."""
+    def go_on(self, in_hand: Path) -> None:
+        """Ends what an ended process had in hand: sends its reply, or tells that there is none."""
         from flwr.app import ConfigRecord, Message, RecordDict
         from flwr.common.serde import message_from_proto
         from flwr.proto.message_pb2 import Message as MessageProto
 
-        if not in_hand.is_file():
-            return
+        path = reply_file(in_hand)
         lost = {"lost": "the party has ended while it worked on this message"}
         try:
-            head = message_from_proto(MessageProto.FromString(bytes.fromhex(in_hand.read_text())))
-            self._send(Message(RecordDict({"pfl": ConfigRecord(lost)}), reply_to=head), 0.0)
+            if not path.is_file() and in_hand.is_file():
+                told = MessageProto.FromString(bytes.fromhex(in_hand.read_text()))
+                content = RecordDict({"pfl": ConfigRecord(lost)})
+                reply = Message(content, reply_to=message_from_proto(told))
+                self._write_reply(reply, 0.0, path)
+            if path.is_file():
+                self._send_reply(path)
+        except NotTaken:
+            raise
         except Exception as error:  # of another run, another Flower, or too late: it is over
             print(f"superlink: no answer to an old message ({_words(error)})", file=sys.stderr)
-        in_hand.unlink(missing_ok=True)
+        _forget(in_hand)
 
-    def _send(self, reply: Any, seconds: float) -> None:
+    def _write_reply(self, reply: Any, seconds: float, path: Path) -> None:
+        """Writes a reply with its parts into a file, from which any process can send it."""
         from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
         from flwr.proto.fleet_pb2 import PushMessagesRequest
@@ -295,27 +306,64 @@ class Node:
             get_object_tree,
             no_object_id_recompute,
         )
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import push_objects
 
         reply.metadata.__dict__["_message_id"] = reply.object_id
         with no_object_id_recompute():
-            tree = get_object_tree(reply)
-            parts = get_all_nested_objects(reply)
             request = PushMessagesRequest(
                 node=self.node,
                 messages_list=[message_to_proto(remove_content_from_message(reply))],
-                message_object_trees=[tree],
+                message_object_trees=[get_object_tree(reply)],
                 clientapp_runtime_list=[seconds],
             )
+            nested = get_all_nested_objects(reply).items()
+            parts = {name: _array(one.deflate()) for name, one in nested}
+        content = {
+            "run": str(reply.metadata.run_id),
+            "request": _array(request.SerializeToString()),
+            "parts": parts,
+        }
+        with files.replaced(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(pack(content))
+
+    def _send_reply(self, path: Path) -> None:
+        """Sends the reply in a file; where that was begun, its parts are sent again."""
+        from flwr.proto.fleet_pb2 import PushMessagesRequest
+        from flwr.proto.message_pb2 import PushObjectRequest
+
+        content = unpack(path.read_bytes())
+        begun = path.with_suffix(".sent")
+        if not begun.is_file():
+            request = PushMessagesRequest.FromString(content["request"].tobytes())
             told = self.ask("PushMessages", request)
-            push = make_push_object_fn_protobuf(
-                partial(self.ask, "PushObject"),
-                self.node,
-                reply.metadata.run_id,
-                told.session_id,
+            wanted = {"session": told.session_id, "parts": [*told.objects_to_push]}
+            files.write_json(begun, wanted)
+        wanted = files.read_json(begun)
+        for name in wanted["parts"]:
+            request = PushObjectRequest(
+                node=self.node,
+                run_id=int(content["run"]),
+                object_id=name,
+                object_content=content["parts"][name].tobytes(),
+                session_id=wanted["session"],
             )
-            push_objects(parts, push, object_ids_to_push=set(told.objects_to_push))
+            self.ask("PushObject", request)
+
+
+def reply_file(in_hand: Path) -> Path:
+    """Returns the file of the reply to the message that a party has in hand."""
+    return in_hand.with_suffix(".reply")
+
+
+def _forget(in_hand: Path) -> None:
+    """Removes the files of a message that is answered."""
+    path = reply_file(in_hand)
+    for one in (in_hand, path.with_suffix(".sent"), path):
+        one.unlink(missing_ok=True)
+
+
+def _array(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8)
 
 
 @contextmanager

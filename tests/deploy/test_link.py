@@ -57,6 +57,61 @@ link.serve(bytes, lambda: print("connected", file=sys.stderr, flush=True), Path(
 """
 
 
+SENDING = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.node_pb2 import Node as NodeProto
+from flwr.supercore.task_identity import TaskIdentity
+from pfl.deploy.link import Node, reply_file
+
+sent = []
+class Fleet:
+    ends = 3
+    def PushMessages(self, request):
+        sent.append("PushMessages")
+        names = list(tree(request.message_object_trees[0]))
+        return SimpleNamespace(session_id="s", objects_to_push=names)
+    def PushObject(self, request):
+        sent.append((request.object_id, request.session_id, len(request.object_content)))
+        if len(sent) == self.ends:
+            raise KeyboardInterrupt
+def tree(one):
+    yield one.object_id
+    for child in one.children:
+        yield from tree(child)
+
+folder = Path(sys.argv[1])
+path = reply_file(folder / "0.in-hand")
+(folder / "0.in-hand").write_text("")
+TaskIdentity.run_id = 5
+TaskIdentity.node_id = 1
+TaskIdentity.task_id = 2
+asked = Message(RecordDict({"pfl": ConfigRecord({"message": b"x"})}), 7, "query")
+asked.metadata.__dict__["_message_id"] = "m"
+reply = Message(RecordDict({"pfl": ConfigRecord({"answer": bytes(999)})}), reply_to=asked)
+for ends in (3, 0):
+    node = Node("here", Fleet(), lambda: False)
+    node.client.ends = ends
+    node.node = NodeProto(node_id=7)
+    try:
+        if ends:
+            node._write_reply(reply, 0.0, path)
+            node._send_reply(path)
+        else:
+            node.go_on(folder / "0.in-hand")
+    except KeyboardInterrupt:
+        assert path.stat().st_mode & 0o777 == 0o600
+assert [one for one in sent if one == "PushMessages"] == ["PushMessages"]
+before, after = sent[1:3], sent[3:]
+assert after[:2] == before, "the parts are sent again, in the same session"
+assert {one[1] for one in after} == {"s"} and max(one[2] for one in after) > 999
+assert len(after) == 3, after
+assert list(folder.iterdir()) == []
+"""
+
+
 class TestLink:
     pytestmark = REAL
 
@@ -84,6 +139,13 @@ class TestLink:
         finally:
             party.kill()
             party.wait()
+
+    def test_the_reply_of_a_party_that_was_killed_while_it_sent_it_is_sent(self, tmp_path):
+        """The reply, its record, and the answer; the process ends at the second one."""
+        options = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "text": True}
+        words = [sys.executable, "-c", SENDING, tmp_path]
+        done = subprocess.run(words, capture_output=True, **options)
+        assert done.returncode == 0, done.stderr
 
 
 def wait_for(log, text, count):

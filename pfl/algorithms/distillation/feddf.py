@@ -67,12 +67,13 @@ class FedDF(FederatedAlgorithm):
         inputs have the shape of the clients'; their targets are not read.
         Running statistics of BatchNorm are averaged as w is, each w_i has its own ones at the
         server, and the steps of the server do not move them; a family takes GroupNorm.
-        Written from the paper and the authors' code (epfml/federated-learning-public-code), where N
-        is at most 10,000, with the mini-batches of 128 and the rate 0.001 that are the defaults
-        here. Differences: there distilling ends once an accuracy on labelled validation samples of
-        the server has not risen for 1,000 steps, and the best model is taken; s̄ is computed on all
-        public inputs of the task; and running statistics move with the steps. DROPWORST, models of
-        earlier rounds in the ensemble, SWAG, generated inputs and low precision are left out.
+        The print was not at hand: written from the authors' code
+        (epfml/federated-learning-public-code), where N is at most 10,000, with the mini-batches of
+        128 and the rate 0.001 that are the defaults here. Differences: there distilling ends once
+        an accuracy on labelled validation samples of the server has not risen for 2,000 steps, and
+        the best model is taken; steps go over all public inputs; and running statistics move with
+        the steps. DROPWORST, models of earlier rounds in the ensemble, SWAG, generated inputs and
+        low precision are left out.
 
     Example:
         >>> from pfl.datamodules import DigitsDataModule

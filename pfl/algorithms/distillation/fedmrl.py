@@ -107,7 +107,7 @@ class FedMRL(MessengerMethod):
         messenger of the last client of the round, as all clients' values are kept in one place; the
         momentum of messenger and projector goes on from client to client; gradients are clipped to
         the norm 50. Differences from a public implementation, HtFLlib: there messengers are
-        averaged with equal weights.
+        averaged with equal weights, and P_i, which is not saved, begins each round as in the first.
 
     Example:
         >>> from pfl.models import MLP

@@ -36,7 +36,7 @@ from benchmarks.agreement.problem import (
 from datamodules import Natural, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.clients import ClientData, Clients, LocalSchedule
-from pfl.method import FederatedAlgorithm, LoRA, MovedWeights
+from pfl.method import FederatedAlgorithm, LoRA, MovedWeights, Network
 from pfl.models.classifier import Classifier
 from pfl.rounds.clock import Clock
 
@@ -113,7 +113,9 @@ class Recorder(pl.Callback):
         if not method.members:
             rows = {name: method.store.read(name, np.array([i])) for name in method.store.names}
         else:
-            client = Clients(np.array([i]), method.rounds, method.run.loop.client_data("cpu"))
+            client = Clients(
+                np.array([i]), method.rounds, method.run.loop.client_data(method.device)
+            )
             method.of_client(i).states.read(client)
             rows = client.state
         return {name: _array(values)[0] for name, values in rows.items()}
@@ -124,7 +126,7 @@ def run(
     *,
     cohorts: Sequence[Sequence[int]] = COHORTS,
     clock: Clock | None = None,
-    of: nn.Module | None = None,
+    of: Network | None = None,
     **settings: Any,
 ) -> Iterates:
     """The iterates of a method, with the problem's settings where no others are given.

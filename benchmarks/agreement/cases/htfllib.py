@@ -132,6 +132,7 @@ def started_projectors(kind: type[FedMRL]) -> type[FedMRL]:
         @staticmethod
         def joint(own: nn.Module, messenger: nn.Module) -> Any:
             made = kind.joint(own, messenger)
+            assert made.projection is not None
             start(made.projection, 0)
             return made
 

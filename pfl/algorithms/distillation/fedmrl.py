@@ -116,8 +116,6 @@ class FedMRL(MessengerMethod):
         610
     """
 
-    joint = Matryoshka
-
     def __init__(
         self,
         network: Network,
@@ -129,6 +127,10 @@ class FedMRL(MessengerMethod):
         super().__init__(network, **kwargs)
         self.messenger_weight = messenger_weight
         self.own_weight = own_weight
+
+    @staticmethod
+    def joint(own: nn.Module, messenger: nn.Module) -> Joined:
+        return Matryoshka(own, messenger)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         start = self.personalized(clients)

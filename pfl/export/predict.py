@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from pfl import files
-from pfl.datamodules import TableDataModule
+from pfl.datamodules import FederatedDataModule, TableDataModule
 from pfl.datamodules.sources.table import Table
 from pfl.errors import ConfigError
+from pfl.export.party import PartyRun
 from pfl.export.run import POOL, RestoredRun
+from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.exported import client_network, global_network, has_own_models
 
 SHOWN = 10  # names of clients in a message
@@ -47,32 +51,74 @@ def predict(
     """
     if client is not None and with_global:
         raise ConfigError("predict: --client and --global: give one of them")
-    if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
-        raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
+    _check_rows(rows)
     run = RestoredRun(checkpoint, "predict")
     with run.models_in_use():
-        module = run.datamodule.datamodule
-        if not isinstance(module, TableDataModule):
-            kind = type(module).__name__
-            raise ConfigError(f"predict: --rows: the run's data are {kind}; rows need a table's")
+        module = _table_of(run.datamodule.datamodule)
         values, table = module.rows(rows)
-        if id_column is not None and id_column not in table:
-            raise ConfigError(
-                f"predict: --id: {id_column}; it must be a column of {rows}, which are "
-                f"{', '.join(table)}"
-            )
+        columns = _ids(table, rows, len(values), id_column)
         owners = _owners(run, table, len(values), client, with_global)
-        columns: dict[str, Any] = {"row": np.arange(1, len(values) + 1)}
-        if id_column is not None:
-            column = table[id_column]
-            columns = {id_column: np.array(column.cells or column.values, object)}
         names = module.names_or_numbers
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
         _fill_gaps(module, rows, values, owners)
-        columns |= _predictions(run, module, torch.from_numpy(values), owners)
+        networks = partial(_network_of, run)
+        columns |= _predictions(run.model, networks, module, torch.from_numpy(values), owners)
     files.make_folder(out.parent, "predict: --out")
     files.write_csv(out, [columns])
     return out
+
+
+def predict_at_party(
+    party: Path, rows: Path, out: Path = Path("predictions.csv"), id_column: str | None = None
+) -> Path:
+    """Writes what a party's own model predicts, as `predict` does; no server is needed.
+
+    Args:
+        party: The party's file.
+        rows: A `.csv` or `.parquet` file with the columns of the party's own table.
+        out: The file that is written.
+        id_column: As of `predict`.
+    """
+    _check_rows(rows)
+    run = PartyRun(party, "predict: --party")
+    method = run.party.method
+    with method.in_full_precision():
+        module = _table_of(run.own)
+        values, table = module.rows(rows)
+        columns = _ids(table, rows, len(values), id_column)
+        owners = np.full(len(values), run.place)
+        columns["model"] = np.full(len(values), f"party {run.client}", object)
+        _fill_gaps(module, rows, values, owners)
+        network = run.network().cpu()
+        columns |= _predictions(method, lambda _: network, module, torch.from_numpy(values), owners)
+    files.make_folder(out.parent, "predict: --out")
+    files.write_csv(out, [columns])
+    return out
+
+
+def _check_rows(rows: Path) -> None:
+    if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
+        raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
+
+
+def _table_of(module: FederatedDataModule) -> TableDataModule:
+    if not isinstance(module, TableDataModule):
+        kind = type(module).__name__
+        raise ConfigError(f"predict: --rows: the run's data are {kind}; rows need a table's")
+    return module
+
+
+def _ids(table: Table, rows: Path, count: int, id_column: str | None) -> dict[str, Any]:
+    """Returns the first column of the predictions: the rows' ids, or their numbers from 1."""
+    if id_column is None:
+        return {"row": np.arange(1, count + 1)}
+    if id_column not in table:
+        raise ConfigError(
+            f"predict: --id: {id_column}; it must be a column of {rows}, which are "
+            f"{', '.join(table)}"
+        )
+    column = table[id_column]
+    return {id_column: np.array(column.cells or column.values, object)}
 
 
 def _owners(
@@ -127,21 +173,33 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
 
 
 def _predictions(
-    run: RestoredRun, module: TableDataModule, values: Tensor, owners: np.ndarray
+    method: FederatedAlgorithm,
+    networks: Callable[[int], nn.Module],
+    module: TableDataModule,
+    values: Tensor,
+    owners: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of the predictions of rows [n, F]."""
+    """Returns the columns of the predictions of rows [n, F].
+
+    Args:
+        method: The method.
+        networks: Returns the network of an owner.
+        module: Where the rows' columns, levels and transforms come from.
+        values: The rows.
+        owners: Whose model predicts each row, int64 [n]; -1: the global one.
+    """
     if module.transforms.per_client and (owners < 0).any():
         changes = ", ".join(map(repr, module.transforms.transforms))
         raise ConfigError(f"predict: --global: {changes} needs a client; give --client")
     result: dict[str, np.ndarray] = {}
     for owner in np.unique(owners).tolist():
-        network = _network_of(run, owner)
+        network = networks(owner)
         places = np.flatnonzero(owners == owner)
         for part in np.array_split(places, -(-len(places) // POOL)):
             index = torch.from_numpy(part)
             whose = torch.full((len(part),), max(owner, 0))
-            inputs = module.transforms(values[index], whose, index).to(run.model.global_model.dtype)
-            for name, column in _columns(run, module, network, inputs).items():
+            inputs = module.transforms(values[index], whose, index).to(method.global_model.dtype)
+            for name, column in _columns(method, module, network, inputs).items():
                 if name not in result:
                     result[name] = np.empty(len(owners), column.dtype)
                 result[name][part] = column
@@ -158,10 +216,10 @@ def _network_of(run: RestoredRun, owner: int) -> nn.Module:
 
 
 def _columns(
-    run: RestoredRun, module: TableDataModule, network: nn.Module, inputs: Tensor
+    method: FederatedAlgorithm, module: TableDataModule, network: nn.Module, inputs: Tensor
 ) -> dict[str, np.ndarray]:
     """Returns predictions and probabilities of inputs [n, F], by the names of their columns."""
-    runner = run.model.oracle.runner
+    runner = method.oracle.runner
     outputs = network(inputs)
     like = module.samples.gather(torch.zeros(1, dtype=torch.int64))[1]
     if like.is_floating_point():

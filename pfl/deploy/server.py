@@ -21,7 +21,7 @@ from pfl.deploy import schema
 from pfl.deploy.data import RemoteData
 from pfl.deploy.parties import Parties
 from pfl.errors import ConfigError
-from pfl.method import FederatedAlgorithm, exchange
+from pfl.method import Buffered, FederatedAlgorithm, exchange
 from pfl.method.exported import has_own_models
 from pfl.method.hooks import Method
 from pfl.method.log import Log, logging_to
@@ -343,11 +343,18 @@ def check_run(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
         raise ConfigError(
             f"model: {type(method).__name__} trains on the samples of all clients together"
         )
+    if isinstance(method, Buffered):
+        raise ConfigError(
+            f"model: {type(method).__name__} is asynchronous, which is for simulations; parties "
+            f"train in rounds, take another method"
+        )
     if method.family is not None:
         raise ConfigError("model.network: Family is for simulations; parties have one network")
     for key in ("unseen", "attackers", "clock", "by_client"):
         if getattr(loop.participation, key) is not None:
             raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
+    if loop.neighbours is not None:
+        raise ConfigError("loop.neighbours: it is for simulations; parties take null")
 
 
 def check_callback(kind: type) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -106,8 +107,8 @@ def evaluate_party(path: Path, splits: list[str], out: Path | None = None) -> Pa
     folder = out or run.folder / "evaluation"
     files.make_folder(folder, "evaluate: --out")
     files.write_records(folder / "scores.csv", rows)
-    heads = [Column(name) for name in rows[0]]
-    print(text(Table(heads, [list(row.values()) for row in rows])))
+    cells: list[list[Any]] = [[*row.values()] for row in rows]
+    print(text(Table([Column(name) for name in rows[0]], cells)))
     return folder / "scores.csv"
 
 

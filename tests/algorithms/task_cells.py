@@ -1,6 +1,6 @@
 """The cells methods x tasks: what each method does with targets of each kind.
 
-`python -m tests.algorithms.task_cells` prints the table of docs/methods.md.
+`python -m tests.algorithms.task_cells` prints the table of docs/record/tasks.md.
 """
 
 from __future__ import annotations

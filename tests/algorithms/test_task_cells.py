@@ -6,7 +6,7 @@ import pytest
 
 from tests.algorithms.task_cells import TASKS, column, table_row
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "record" / "tasks.md"
 OFTEN = ("regression", "pixels", "next token")
 CASES = [pytest.param(key, marks=[] if key in OFTEN else pytest.mark.slow, id=key) for key in TASKS]
 

@@ -204,6 +204,9 @@ def data(given: argparse.Namespace) -> None:
             make_folder(given.out, "data: --out")
             write_picture(module, given.out / "samples.png")
             print(given.out / "samples.png")
+    elif given.out is not None:
+        shape = list(module.samples.input_shape)
+        print(f"--out draws images only: inputs {shape} are none with one or three channels.")
 
 
 def _module_of(path: Path) -> tuple[str, str]:

@@ -343,7 +343,9 @@ def check_run(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
             f"model: {type(method).__name__} trains on the samples of all clients together"
         )
     if method.family is not None:
-        raise ConfigError("model.network: Family is for simulations; parties have one network")
+        raise ConfigError(
+            "model.network: Family is for simulations; real parties all have the same network"
+        )
     for key in ("unseen", "attackers", "clock", "by_client"):
         if getattr(loop.participation, key) is not None:
             raise ConfigError(f"loop.{key}: it is for simulations; parties take null")

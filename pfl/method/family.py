@@ -252,16 +252,24 @@ class FamilyEvaluation(Evaluation):
 
 
 def predictions_of_members(
-    members: Sequence[Method],
-    kinds: np.ndarray,
+    server: Method,
+    receive: Callable[[Clients], None],
     stages: Sequence[Stage],
     clients: Clients,
 ) -> dict[str, np.ndarray]:
-    """Returns what `predictions` does, of clients whose networks differ, in the clients' order."""
+    """Returns what `predictions` does, of clients whose networks differ, in the clients' order.
+
+    Args:
+        server: The method of the run.
+        receive: Gives clients of one network what the server would send them now.
+        stages: What acts on messages.
+        clients: The clients.
+    """
     parts = []
-    for member, own in clients_by_member(members, kinds, clients):
+    for member, own in clients_by_member(server.members, server.kinds, clients):
+        receive(own)
         exchange.begin(member, stages, own)
-        parts.append(predictions(member, own))
+        parts.append(predictions(member, own, server))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     places = {client: place for place, client in enumerate(clients.ids.tolist())}
     order = np.argsort([places[client] for client in columns["client"].tolist()], kind="stable")

@@ -130,6 +130,7 @@ class Evaluation:
                     self.loop.metrics,
                     self.loop.training_targets,
                     self.loop.name_of,
+                    self.loop.own_unit,
                 ).to(self.device)
             metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
@@ -302,19 +303,38 @@ def _samples_at_once(algorithm: Method, clients: Clients) -> int:
     return max(1, min(POOL, share, fit))
 
 
-def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
+def predictions(
+    algorithm: Method, clients: Clients, server: Method | None = None
+) -> dict[str, np.ndarray]:
     """Returns the predicted class (labels, value) of every sample of some clients, a row a sample.
+
+    Args:
+        algorithm: The method that has the clients' network.
+        clients: The clients, with their states and what they have received.
+        server: The method that has the global model; None: the same one.
 
     Returns:
         The columns `client`, `sample` (its index in the data set), `target`, and `global` and
         `personalized` if the algorithm has such a model.
     """
     columns: dict[str, list[np.ndarray]] = {}
+    own_unit = algorithm.run.loop.own_unit
+
+    def unit(owners: np.ndarray, values: Tensor) -> np.ndarray:
+        """Returns values [n, ...] of samples in the unit of the targets of those who own them."""
+        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        parts = values.cpu().tensor_split(firsts[1:].tolist())
+        whose = clients.ids[owners[firsts]].tolist()
+        return torch.cat([own_unit(c, part) for c, part in zip(whose, parts, strict=True)]).numpy()
+
     w = {}
     own = {}
+    oracles = {"personalized": algorithm.oracle}
     if algorithm.has_global:
-        w["global"] = algorithm.global_model.expand(len(clients), -1)
-        own["global"] = statistics.of_model("global", algorithm, clients)
+        server = server or algorithm
+        w["global"] = server.global_model.expand(len(clients), -1)
+        own["global"] = statistics.of_model("global", server, clients)
+        oracles["global"] = server.oracle
     if algorithm.has_personalized:
         adapted = replace(clients)  # `personalized` may replace running statistics
         w["personalized"] = algorithm.personalized(adapted)
@@ -322,16 +342,16 @@ def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
-        values["target"] = targets.cpu().numpy()
+        values["target"] = unit(owners, targets)
         for kind, models in w.items():
             outputs = []
             all_buffers = own[kind].buffers
             for c in np.unique(owners):
                 buffers = None if all_buffers is None else all_buffers[c]
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
-                outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
+                outputs.append(oracles[kind].predict(models[c], inputs[mine], buffers))
             decided = algorithm.oracle.runner.decisions(torch.cat(outputs), targets)
-            values[kind] = decided.cpu().numpy()
+            values[kind] = unit(owners, decided)
         for name, column in values.items():
             columns.setdefault(name, []).append(column)
     return {name: np.concatenate(parts) for name, parts in columns.items()}

@@ -17,6 +17,7 @@ from pfl.algorithms import (
     L2GD,
     FedBN,
     FedCP,
+    FedDF,
     FedDPA,
     FederatedAlgorithm,
     FedExLoRA,
@@ -301,6 +302,42 @@ ENTRIES = [
         settle={"lr": 0.4, "local_steps": 6, "digest_epochs": 0},
         timed=True,  # the public samples of a round are drawn
         kind=with_public(FedMD),
+    ),
+    Method(
+        "FedDF",
+        forms.averaging,  # without steps of the server, as the softmax has no closed form
+        forms.dense,
+        problem=forms.with_classes,
+        classes=True,
+        settle={"lr": 0.4, "local_steps": 6, "server_steps": 0},
+        timed=True,  # the public samples of a round are drawn
+        kind=with_public(FedDF),
+    ),
+    Method(
+        "FedGen",
+        forms.averaging,  # without made features
+        more.generator_and_label_shares,
+        {"noise": 2, "hidden": 3, "server_steps": 4},
+        problem=forms.with_classes,
+        classes=True,
+        settle={"lr": 0.4, "local_steps": 6, "regularization": 0.0},
+        timed=True,  # what is drawn is another in each round
+        draws=True,
+        whole=["label_shares"],  # of a client with one sample
+    ),
+    Method(
+        "FedGen, head",
+        more.averaging_of_heads,  # one layer is the head
+        more.generator_and_label_shares,
+        {"shared": "head", "noise": 2, "hidden": 3, "server_steps": 4},
+        private=("body",),
+        trained_with_private=True,
+        problem=forms.with_classes,
+        classes=True,
+        settle={"lr": 0.4, "local_steps": 6, "regularization": 0.0},
+        timed=True,
+        draws=True,
+        whole=["label_shares"],
     ),
     Method(
         "FedKD",

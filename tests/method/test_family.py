@@ -1,5 +1,7 @@
 """Clients with networks of their own: as one network where all have it, and right elsewhere."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from pfl.algorithms import (
     IFCA,
     FedAMP,
     FedAvg,
+    FedDF,
     FedDistill,
     FedGH,
     FedMRL,
@@ -48,9 +51,11 @@ from tests.refusal import refused
 # Every way in which messages and states travel: dense, masked, kept, in rows, sent first, to each.
 COPIED = ["FedAvg", "LocalTrain", "FedPer", "LGFedAvg", "Ditto", "SCAFFOLD", "FedPD", "FedAMP"]
 COPIED += ["FedACS", "FedSLR", "IFCA", "CFL", "pFedHN", "FedProto", "FedGH", "FedPAC", "FedBuff"]
-COPIED += ["FML", "FedKD", "FedMRL", "FedMD", "FedDistill", "FedTGP", "FedFomo"]
+COPIED += ["FML", "FedKD", "FedMRL", "FedMD", "FedDF", "FedGen", "FedDistill", "FedTGP"]
+COPIED += ["FedFomo"]
 
 
+DISTILLING = partial(FedDF, public=DigitsDataModule(num_clients=1), server_steps=3)
 SMALL = dict(lr=0.05, batch_size=20, engine="sequential")
 
 
@@ -89,6 +94,10 @@ def test_three_copies_of_a_network_equal_the_network(tmp_path, name):
         found.append(everything(run(tmp_path, algorithm, loop)))
     plain, family = found
     family = {key: value for key, value in family.items() if not key.startswith("module members.")}
+    more = family.keys() - plain.keys()
+    if name == "FedDF":  # with a family each client is scored with the model of its network, too
+        assert more and all("personalized" in key for key in more)
+        family = {key: family[key] for key in plain}
     assert plain.keys() == family.keys()
     rows = {key for key in plain if key.startswith("row ")}
     assert differing(plain, family) <= rows
@@ -445,7 +454,7 @@ def test_private_gradients_of_each_network(tmp_path):
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [FedProto, HeteroFL, LGFedAvg])
+@pytest.mark.parametrize("kind", [FedProto, HeteroFL, LGFedAvg, DISTILLING])
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind):
     """It resumes with other first networks."""
 
@@ -472,7 +481,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind):
 
 
 @pytest.mark.parametrize("engine", ["auto", "vmap", "debug"])
-@pytest.mark.parametrize("kind", [FedProto, FedRolex])
+@pytest.mark.parametrize("kind", [FedProto, FedRolex, DISTILLING])
 def test_engines_and_chunks_give_the_same(tmp_path, kind, engine):
     features = None if kind is FedRolex else 4
     one = run(tmp_path, kind(three(features), lr=0.05, engine="sequential"), digits())
@@ -483,6 +492,8 @@ def test_engines_and_chunks_give_the_same(tmp_path, kind, engine):
         rows = [method.client_rows(name, everyone) for method in (one, other)]
         torch.testing.assert_close(*rows, rtol=0, atol=1e-10)
     torch.testing.assert_close(one.global_model, other.global_model, rtol=0, atol=1e-10)
+    for first, second in zip(one.members, other.members, strict=True):  # FedDF has one of each
+        torch.testing.assert_close(first.global_model, second.global_model, rtol=0, atol=1e-10)
 
 
 def test_an_exported_client_has_its_own_network(tmp_path):
@@ -524,6 +535,20 @@ def test_predictions_are_those_of_each_clients_network(tmp_path):
         x, _ = loop.datamodule.samples.gather(torch.from_numpy(sample[rows]))
         expected = client_network(method, number)(x.double()).argmax(1)
         assert label[rows].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", [HeteroFL, DISTILLING])
+def test_predictions_of_the_servers_models_are_those_that_are_scored(tmp_path, kind):
+    """Clients in one chunk have several networks, and each has received its own model."""
+    method = run(tmp_path, kind(three(), lr=0.1), digits())
+    loop = method.run.loop
+    trainer = quiet(tmp_path, 1, precision="64-true")
+    parts = trainer.predict(method, datamodule=loop)
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for name in ("global", "personalized"):
+        right = columns[name] == columns["target"]
+        scores = [right[columns["client"] == number].mean() for number in range(7)]
+        assert method.row[f"test/{name}/accuracy"] == pytest.approx(np.mean(scores))
 
 
 def test_a_newcomer_begins_with_its_networks_first_values(tmp_path):

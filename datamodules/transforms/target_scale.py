@@ -1,9 +1,13 @@
 """The unit in which the values of a regression are trained."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..partitions.partition import Partition
 from .transform import channel_statistics
 
 
@@ -67,3 +71,42 @@ class TargetScale(nn.Module):
             f"targets: standardized for training by mean {numbers[0]} and standard deviation "
             f"{numbers[1]}; metrics and predictions are in the targets' own unit, losses are not"
         )
+
+
+def scales_of_clients(targets: Tensor, partition: Partition) -> list[TargetScale]:
+    """Returns the scale of each client's training targets; that of all where it has none."""
+    everyone = TargetScale.of(targets[torch.from_numpy(np.unique(partition.train.flat))])
+    scales = []
+    for client in range(len(partition)):
+        scale = everyone
+        if partition.train.sizes[client]:
+            scale = TargetScale.of(targets[torch.from_numpy(partition.train[client])])
+        scales.append(scale)
+    return scales
+
+
+def scaled_by_client(
+    targets: Tensor, partition: Partition, scales: Sequence[TargetScale]
+) -> Tensor:
+    """Returns targets [N, ...] in the unit of the client that owns them.
+
+    Samples that nobody owns keep their values.
+
+    Raises:
+        ConfigError: A sample has several owners.
+    """
+    owner = np.full(len(targets), -1)
+    for arrays in partition.splits.values():
+        for client in range(len(arrays)):
+            mine = arrays[client]
+            if ((owner[mine] >= 0) & (owner[mine] != client)).any():
+                raise ConfigError(
+                    "data.scale_targets: 'client', but clients share samples, which would have the "
+                    "unit of each of them; it must be true, or clients must not share"
+                )
+            owner[mine] = client
+    result = targets.clone()
+    for client in np.unique(owner[owner >= 0]).tolist():
+        mine = torch.from_numpy(np.flatnonzero(owner == client))
+        result[mine] = scales[client](targets[mine])
+    return result

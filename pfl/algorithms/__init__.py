@@ -19,6 +19,7 @@ from pfl.algorithms.distillation.feddf import FedDF as FedDF
 from pfl.algorithms.distillation.fedgen import FedGen as FedGen
 from pfl.algorithms.distillation.fedkd import FedKD as FedKD
 from pfl.algorithms.distillation.fedmd import FedMD as FedMD
+from pfl.algorithms.distillation.fedmrl import FedMRL as FedMRL
 from pfl.algorithms.distillation.fml import FML as FML
 from pfl.algorithms.features.feddbe import FedDBE as FedDBE
 from pfl.algorithms.features.feddistill import FedDistill as FedDistill

@@ -219,7 +219,11 @@ def train_local_baseline(
 
     def evaluate(rounds: int) -> NumbersOf:
         metric = ClientScores(
-            loop.num_clients, loop.metrics, loop.training_targets, loop.name_of
+            loop.num_clients,
+            loop.metrics,
+            loop.training_targets,
+            loop.name_of,
+            loop.own_unit,
         ).to(algorithm.device)
         for chunk in chunks(loop.population, rounds, "test"):
             size = clients_in_group(algorithm, chunk)

@@ -155,7 +155,9 @@ def add_parsers(parsers: Any) -> None:
 
     one = command(commands.export, "write models of a checkpoint for other programs")
     one.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
-    one.add_argument("--client", nargs="+", default=[], help="names or numbers, or all")
+    one.add_argument(
+        "--client", nargs="+", action="extend", default=[], help="names or numbers, or all"
+    )
     one.add_argument("--global", action="store_true", dest="with_global", help="the global model")
     one.add_argument("--out", type=Path, required=True, help="the folder of the models")
     one.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
@@ -171,7 +173,8 @@ def add_parsers(parsers: Any) -> None:
     one.add_argument("--data", type=Path, metavar="FILE", help=file)
     which = "of whose samples; default: all of other data, else test"
     one.add_argument("--split", choices=("train", "val", "test", "all"), help=which)
-    one.add_argument("--client", nargs="+", help="whose models: names or numbers; default: all")
+    whose = "whose models: names or numbers; default: all"
+    one.add_argument("--client", nargs="+", action="extend", help=whose)
     one.add_argument("--metric", help="the score of the matrix, such as loss")
     one.add_argument("--out", type=Path, help="the folder of the tables and the picture")
 

@@ -68,7 +68,7 @@ class Remote(Transport):
     def _meet(self) -> dict[int, dict[str, Any]]:
         """Returns the facts of the parties that are there at first."""
         self.parties.wait(self.parties.enough)
-        print("\n".join(self.parties.lines()), flush=True)
+        print("\n".join([*self.parties.lines(), self.parties.overview()]).rstrip(), flush=True)
         return self.parties.facts
 
     def _present(self, index: int, drawn: np.ndarray) -> np.ndarray:

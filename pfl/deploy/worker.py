@@ -30,6 +30,7 @@ from pfl import files
 from pfl.communication import Message
 from pfl.deploy import schema
 from pfl.deploy.link import Link
+from pfl.deploy.overview import other_versions
 from pfl.deploy.policy import Policy
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.errors import ConfigError
@@ -263,6 +264,9 @@ class Worker:
         sizes: Whether the server is told the numbers of samples.
         limit: The most bytes that a message of the server may have.
         policy: What the party does for a server.
+
+    Attributes:
+        overview: All of `overview_of` the samples, for the party's own eyes.
     """
 
     def __init__(
@@ -286,6 +290,7 @@ class Worker:
         self.folder = folder
         self.sizes = sizes
         self.limit = limit
+        self.overview: dict[str, Any] = {}
         self._run: str | None = None
         self._party: Party
         self._files: StateFiles
@@ -322,10 +327,10 @@ class Worker:
 
         Args:
             link: Where the SuperLink is.
-            ready: Called once messages can come.
+            ready: Called when messages can come.
 
         Raises:
-            ConfigError: The SuperLink does not take the party, or another process works for it.
+            ConfigError: Another process works for the party, or there is no Flower.
         """
         with _only_one(self.folder, self.client):
             link.serve(self.answer, ready, self.folder / f"{self.client}.in-hand")
@@ -335,7 +340,7 @@ class Worker:
 
         Args:
             link: Where the SuperLink is.
-            ready: Called once messages can come.
+            ready: Called when messages can come.
             seconds: How long a server may take to ask.
 
         Returns:
@@ -351,6 +356,9 @@ class Worker:
                 return pack({"refused": str(error)})
             if request["do"] == "hello":
                 found.append(differences(request["agreed"], self.agreed))
+                own = self.facts.get("versions", {})
+                for line in other_versions(request["versions"], own):
+                    print(f"the server has {line}", flush=True)
             return pack({"refused": f"party {self.client} only compares (pfl node --check)"})
 
         def is_over() -> bool:
@@ -358,7 +366,7 @@ class Worker:
 
         with _only_one(self.folder, self.client):
             in_hand = self.folder / f"{self.client}.in-hand"
-            link.serve(compare, ready, in_hand, is_over, patience=5.0)
+            link.serve(compare, ready, in_hand, is_over)
         return next(iter(found), None)
 
     def answer(self, message: bytes) -> bytes:
@@ -405,6 +413,8 @@ class Worker:
                 raise ConfigError(f"model.lr: the client state {name} is no longer finite")
         self._files.save(task.round, states)
         losses = {}
+        if self.policy.adds_noise:
+            log.losses = {}  # they are of the samples, without noise
         for name, logged in log.losses.items():
             values = torch.cat([loss for loss, _ in logged]).cpu().numpy()
             counts = [count for _, counts in logged for count in counts]

@@ -16,6 +16,7 @@ from pfl.deploy.data import RemoteData
 from pfl.export.normalization import gap_values, normalization
 from pfl.files import read_json, read_records, reading
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.exported import has_own_models
 from pfl.rounds.loop import FederatedLoop
 
 ONNX = """\
@@ -91,8 +92,9 @@ def card(
     kind = "global"
     names: dict[str, Any] = {}
     if client is not None:
-        kind = "personalized"
         names["client"] = client
+        if has_own_models(algorithm):
+            kind = "personalized"
     if loop.datamodule.class_names is not None:
         names["classes"] = loop.datamodule.class_names
     if client is not None and loop.datamodule.client_names is not None:
@@ -109,7 +111,7 @@ def card(
         "parameters": parameters,
         "dtype": str(algorithm.global_model.dtype).partition(".")[2],
         "input": samples_of(loop.datamodule, inputs, client),
-        **_output(loop.datamodule),
+        **_output(loop.datamodule, client),
         "data": _data(arguments.data, loop.datamodule),
         "protocol": loop.describe(),
         "partition_hash": loop.datamodule.partition.hash,
@@ -201,7 +203,7 @@ def readme(content: dict[str, Any], code: str) -> str:
         "Data": f"{data}; partition {content['partition_hash']}",
         "Seed": content["seed"]["seed_everything"],
         "Versions": ", ".join(f"{k} {v}" for k, v in content["versions"]["export"].items()),
-        **content["scores"],
+        **{name: score for name, score in content["scores"].items() if score is not None},
     }
     if "client_name" in content:
         rows["Client"] = content["client_name"]
@@ -246,9 +248,9 @@ def samples_of(
     return content
 
 
-def _output(datamodule: FederatedDataModule) -> dict[str, Any]:
+def _output(datamodule: FederatedDataModule, client: int | None) -> dict[str, Any]:
     """Returns the numbers by which outputs get the unit of the targets; {} where they have it."""
-    scale = datamodule.target_scale
+    scale = datamodule.scale_of(client)
     if scale is None:
         return {}
     return {"output": {"mean": scale.mean.tolist(), "std": scale.std.tolist()}}

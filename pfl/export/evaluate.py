@@ -61,13 +61,17 @@ class Sites:
             data.read_like(own)
             data.setup()
             module = data
+        self._own = own
         self._module = module
         self._data = ClientData(module)
         self._dtype = run.model.global_model.dtype
         self._numbers: Tensor | None = None
+        self.names = module.names_or_numbers
+        self._units = module
+        self._scale_targets = False  # by the numbers of a client of the run
+        self._seen_as = list(range(len(self.names)))  # the client of the run that a site is
         if data is not None:
             self._take_over(own, data)
-        self.names = module.names_or_numbers
         self.indices = [_samples_of(module, number, split) for number in range(len(self.names))]
         # Numbers of other data's clients are not those of the run's clients.
         known = data is None or (own.client_names and module.client_names)
@@ -77,12 +81,25 @@ class Sites:
 
     def _take_over(self, own: FederatedDataModule, other: FederatedDataModule) -> None:
         """Shows other data as the run's models have seen theirs; refuses what does not fit."""
-        if own.transforms.per_client:
-            changes = ", ".join(map(repr, own.transforms.transforms))
+        if other.scale_targets:
             raise ConfigError(
-                f"evaluate: --data: the run's transforms {changes} differ by client, and other "
-                f"clients have none; evaluate without --data"
+                f"evaluate: --data: scale_targets: {other.scale_targets}; leave it out, as the "
+                f"run's scale is used"
             )
+        if own.differs_by_client:
+            known = own.names_or_numbers
+            for name in self.names:
+                if name not in known or other.client_names is None:
+                    changes = ", ".join(map(repr, own.transforms.transforms))
+                    if own.scale_targets == "client":
+                        changes = "data.scale_targets"
+                    raise ConfigError(
+                        f"evaluate: --data: {changes} of the run differs by client, and has "
+                        f"nothing for the client {name!r}, which was not in the run; leave it out"
+                    )
+            self._seen_as = [known.index(name) for name in self.names]
+        self._units = own
+        self._scale_targets = own.scale_targets == "client"
         self._data.transforms = own.transforms
         for what in ("feature_names", "class_names"):
             mine = getattr(own, what)
@@ -100,17 +117,32 @@ class Sites:
                 f"evaluate: --data: its inputs are {shapes[1]}; the run's are {shapes[0]}"
             )
 
+    def own_unit(self, site: int, values: Tensor) -> Tensor:
+        """Returns values of a client in the unit of the file's targets."""
+        return self._units.own_unit(self._seen_as[site], values)
+
     def training_targets(self, site: int) -> Tensor:
-        """Returns the targets of a client's training samples [n, ...], in the order of time."""
+        """Returns the targets of a client's training samples [n, ...], in the order of time.
+
+        Those are the samples of the run, if the client was in it.
+        """
+        known = self._own.names_or_numbers
+        name = self.names[site]
+        if name in self.own and name in known:
+            return torch.from_numpy(self._own.training_targets(known.index(name)))
         return torch.from_numpy(self._module.training_targets(site))
 
     def batches(self, site: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the inputs and targets of a client's samples, as the run's models get them."""
         for index in torch.from_numpy(self.indices[site]).split(POOL):
-            owners = np.full(len(index), site)
+            owners = np.full(len(index), self._seen_as[site])
             inputs, targets = self._data.gather(index, self._dtype, owners)
             if self._numbers is not None:
                 targets = self._numbers[targets]
+            if self._scale_targets:
+                scale = self._units.scale_of(self._seen_as[site])
+                assert scale is not None
+                targets = scale(targets)
             yield inputs, targets
 
 
@@ -158,7 +190,9 @@ def score(run: RestoredRun, network: nn.Module, sites: Sites) -> dict[str, np.nd
     """Returns accuracy, loss, count and metrics of a network on each client's samples, [n]."""
     runner = run.model.oracle.runner
     metrics = run.datamodule.metrics
-    scores = ClientScores(len(sites.names), metrics, sites.training_targets)
+    count = len(sites.names)
+    series = sites.training_targets
+    scores = ClientScores(count, metrics, series, sites.names.__getitem__, sites.own_unit)
     for site in range(len(sites.names)):
         for inputs, targets in sites.batches(site):
             outputs = network(inputs)

@@ -31,7 +31,8 @@ def predict(
     """Writes a row for each row of a table: its id, the model, the prediction, probabilities.
 
     The run's data must be a `TableDataModule`. The table has its columns, with or without the
-    target.
+    target. With windows, a row is predicted for each row with which a client's window ends: the
+    value that comes `horizon` rows later.
 
     Args:
         checkpoint: A checkpoint in the folder of its run.
@@ -39,7 +40,8 @@ def predict(
         out: The file that is written.
         id_column: The column that is copied as the id; None: the number of the row, from 1.
         client: The client whose model predicts; None: for each row the client in the run's
-            `client_column`, where clients have models of their own, and else the global model.
+            `client_column`, where clients have models or numbers of their own, and else the global
+            model.
         with_global: Whether the global model predicts.
 
     Raises:
@@ -55,21 +57,24 @@ def predict(
         if not isinstance(module, TableDataModule):
             kind = type(module).__name__
             raise ConfigError(f"predict: --rows: the run's data are {kind}; rows need a table's")
-        values, table = module.rows(rows)
+        values, table, places = module.rows(rows)
         if id_column is not None and id_column not in table:
             raise ConfigError(
                 f"predict: --id: {id_column}; it must be a column of {rows}, which are "
                 f"{', '.join(table)}"
             )
-        owners = _owners(run, table, len(values), client, with_global)
-        columns: dict[str, Any] = {"row": np.arange(1, len(values) + 1)}
+        owners, numbers = _owners(run, table, len(values), client, with_global)
+        columns: dict[str, Any] = {"row": places + 1}
         if id_column is not None:
             column = table[id_column]
             columns = {id_column: np.array(column.cells or column.values, object)}
+        if module.window is not None and module.order_column is not None:  # when a window ends
+            column = table[module.order_column]
+            columns[module.order_column] = np.array(column.cells or column.values, object)
         names = module.names_or_numbers
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
-        _fill_gaps(module, rows, values, owners)
-        columns |= _predictions(run, module, torch.from_numpy(values), owners)
+        _fill_gaps(module, rows, values, numbers)
+        columns |= _predictions(run, module, torch.from_numpy(values), owners, numbers)
     files.make_folder(out.parent, "predict: --out")
     files.write_csv(out, [columns])
     return out
@@ -77,29 +82,59 @@ def predict(
 
 def _owners(
     run: RestoredRun, table: Table, count: int, client: str | None, with_global: bool
-) -> np.ndarray:
-    """Returns the client whose model predicts each row, int64 [n]; -1 for the global model."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns whose model predicts each row, and by whose numbers, int64 [n].
+
+    These are the client's means and deviations. -1 stands for the global model, and for the numbers
+    of all clients.
+    """
     method = run.model
     module = run.datamodule.datamodule
     assert isinstance(module, TableDataModule)
+    everyone = np.full(count, -1)
+    own = has_own_models(method) and not with_global
+    if not own and not module.differs_by_client:
+        if client is not None:
+            name = type(method).__name__
+            raise ConfigError(
+                f"predict: --client: {name} has one model for all clients; leave it out"
+            )
+        return everyone, everyone
     if client is not None:
-        return np.full(count, run.number(client, "predict: --client", ""))
-    if with_global or not has_own_models(method):
-        return np.full(count, -1)
+        whose = np.full(count, run.number(client, "predict: --client", ""))
+    else:
+        whose = _clients_of_rows(run, module, table, own)
+    if own:
+        return whose, whose
+    return everyone, whose
+
+
+def _clients_of_rows(
+    run: RestoredRun, module: TableDataModule, table: Table, own: bool
+) -> np.ndarray:
+    """Returns the client that each row names, int64 [n]."""
     if module.client_column is None or module.client_column not in table:
+        why = f"{type(run.model).__name__} has a model for each client"
+        otherwise = "--client, --global,"
+        if not own:
+            why = "the run's samples are scaled by client"
+            otherwise = "--client"
         raise ConfigError(
-            f"predict: {type(method).__name__} has a model for each client; give --client, "
-            f"--global, or rows with the column {module.client_column or 'of the clients'!r}"
+            f"predict: {why}; give {otherwise} or rows with the column "
+            f"{module.client_column or 'of the clients'!r}"
         )
     column = table[module.client_column]
     cells = [str(cell) for cell in (column.cells or column.values)]
     names = module.names_or_numbers
+    otherwise = ""
+    if not module.differs_by_client:
+        otherwise = "--global, or "
     known = {name: number for number, name in enumerate(names)}
     for row, cell in enumerate(cells, 1):
         if cell not in known:
             raise ConfigError(
                 f"predict: --rows: the client {cell!r} of row {row} was not in the run; give "
-                f"--global, or --client with one of {', '.join(names[:SHOWN])}"
+                f"{otherwise}--client with one of {', '.join(names[:SHOWN])}"
             )
     return np.array([known[cell] for cell in cells])
 
@@ -110,6 +145,8 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
     They are those of the client whose model predicts, and of all clients for the global model.
     """
     gaps = np.isnan(values)
+    if not gaps.any():
+        return
     for owner in np.unique(owners[gaps.any(1)]).tolist():
         client = None
         if owner >= 0:
@@ -127,21 +164,22 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
 
 
 def _predictions(
-    run: RestoredRun, module: TableDataModule, values: Tensor, owners: np.ndarray
+    run: RestoredRun,
+    module: TableDataModule,
+    values: Tensor,
+    owners: np.ndarray,
+    numbers: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of the predictions of rows [n, F]."""
-    if module.transforms.per_client and (owners < 0).any():
-        changes = ", ".join(map(repr, module.transforms.transforms))
-        raise ConfigError(f"predict: --global: {changes} needs a client; give --client")
+    """Returns the columns of the predictions of rows [n, F] or windows [n, F, W]."""
     result: dict[str, np.ndarray] = {}
-    for owner in np.unique(owners).tolist():
-        network = _network_of(run, owner)
-        places = np.flatnonzero(owners == owner)
+    for number in np.unique(numbers).tolist():
+        places = np.flatnonzero(numbers == number)
+        network = _network_of(run, int(owners[places[0]]))
         for part in np.array_split(places, -(-len(places) // POOL)):
             index = torch.from_numpy(part)
-            whose = torch.full((len(part),), max(owner, 0))
+            whose = torch.full((len(part),), max(number, 0))
             inputs = module.transforms(values[index], whose, index).to(run.model.global_model.dtype)
-            for name, column in _columns(run, module, network, inputs).items():
+            for name, column in _columns(run, module, network, inputs, number).items():
                 if name not in result:
                     result[name] = np.empty(len(owners), column.dtype)
                 result[name][part] = column
@@ -151,16 +189,13 @@ def _predictions(
 def _network_of(run: RestoredRun, owner: int) -> nn.Module:
     if owner < 0:
         return global_network(run.model)
-    if not has_own_models(run.model):
-        name = type(run.model).__name__
-        raise ConfigError(f"predict: --client: {name} has one model for all clients; leave it out")
     return client_network(run.model, owner)
 
 
 def _columns(
-    run: RestoredRun, module: TableDataModule, network: nn.Module, inputs: Tensor
+    run: RestoredRun, module: TableDataModule, network: nn.Module, inputs: Tensor, number: int
 ) -> dict[str, np.ndarray]:
-    """Returns predictions and probabilities of inputs [n, F], by the names of their columns."""
+    """Returns predictions and probabilities of a client's inputs, by the names of their columns."""
     runner = run.model.oracle.runner
     outputs = network(inputs)
     like = module.samples.gather(torch.zeros(1, dtype=torch.int64))[1]
@@ -170,6 +205,8 @@ def _columns(
     decided = runner.decisions(outputs, targets)
     chances = runner.predicted(outputs, targets)[0]
     if targets.is_floating_point():
+        if number >= 0:
+            decided = module.own_unit(number, decided)
         columns = {"prediction": decided.reshape(len(inputs), -1)[:, 0].numpy()}
         if runner.label_threshold is not None:
             columns["probability"] = chances.reshape(len(inputs), -1)[:, 0].numpy()

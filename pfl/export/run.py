@@ -22,7 +22,12 @@ from pfl.export.card import ONNX, card, network_code, readme, sizes
 from pfl.export.files import BATCH, factored_network, measure, save_network, save_onnx
 from pfl.export.normalization import filled, gap_values, in_own_unit, normalization, normalized
 from pfl.files import make_folder, write, write_json
-from pfl.method.exported import client_network, global_network, plain_network
+from pfl.method.exported import (
+    client_network,
+    global_network,
+    has_own_models,
+    plain_network,
+)
 from pfl.models.pretrained import Pretrained
 
 POOL = 4096  # samples in one forward pass
@@ -116,17 +121,17 @@ class RestoredRun(FederatedCLI):
     def number(
         self, client: int | str, key: str = "export: --client", every: str = ", or all"
     ) -> int:
-        """Returns the number of a client that is given by its number or by its name.
+        """Returns the number of a client that is given by its name, or else by its number.
 
         The line about any other begins with `key`, and says which other words there are.
         """
         count = self.datamodule.num_clients
         names = self.datamodule.datamodule.client_names or []
         text = str(client)
+        if isinstance(client, str) and text in names:  # a hospital 2 may be client 1
+            return names.index(text)
         if text.isdecimal() and text == str(int(text)) and int(text) < count:
             return int(text)
-        if client in names:
-            return names.index(client)
         kinds = f"a client's number from 0 to {count - 1}"
         if names:
             kinds = f"a client's name, its number from 0 to {count - 1}"
@@ -185,11 +190,18 @@ def export(
 
 def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factored: bool) -> Path:
     """Writes the model of a client, or the global one, and returns its folder."""
-    if client is None:
-        name = "global"
-        network = global_network(run.model)
-    else:
+    data = run.datamodule.datamodule
+    name = "global"
+    if client is not None:
         name = f"client{client}"
+    elif data.scale_targets == "client":
+        raise ConfigError(
+            "export: --global: the run's targets are scaled by client (data.scale_targets), and "
+            "the global model has no scale of its own; give --client"
+        )
+    if client is None or (data.differs_by_client and not has_own_models(run.model)):
+        network = global_network(run.model)  # with the client's numbers
+    else:
         network = client_network(run.model, client)
     inputs = run.inputs(BATCH)
     values = sum(p.numel() for p in network.parameters())
@@ -205,12 +217,11 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
         content["factored"] = measure(network, networks["factored"], inputs)
     folder = out / name
     make_folder(folder, "export: --out")
-    data = run.datamodule.datamodule
     used = normalization(data.transforms, client)
     for name, one in networks.items():
         if form == "onnx":
             whole = filled(normalized(one, used, inputs), gap_values(data, client), inputs)
-            save_onnx(in_own_unit(whole, data.target_scale), folder / f"{name}.onnx", inputs)
+            save_onnx(in_own_unit(whole, data.scale_of(client)), folder / f"{name}.onnx", inputs)
         elif form == "peft" and isinstance(one, Pretrained):
             peft.save_adapter(one, folder)
         else:

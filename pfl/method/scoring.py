@@ -130,6 +130,7 @@ class Evaluation:
                     self.loop.metrics,
                     self.loop.training_targets,
                     self.loop.name_of,
+                    self.loop.own_unit,
                 ).to(self.device)
             metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
@@ -317,6 +318,15 @@ def predictions(
         `personalized` if the algorithm has such a model.
     """
     columns: dict[str, list[np.ndarray]] = {}
+    own_unit = algorithm.run.loop.own_unit
+
+    def unit(owners: np.ndarray, values: Tensor) -> np.ndarray:
+        """Returns values [n, ...] of samples in the unit of the targets of those who own them."""
+        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        parts = values.cpu().tensor_split(firsts[1:].tolist())
+        whose = clients.ids[owners[firsts]].tolist()
+        return torch.cat([own_unit(c, part) for c, part in zip(whose, parts, strict=True)]).numpy()
+
     w = {}
     own = {}
     oracles = {"personalized": algorithm.oracle}
@@ -332,7 +342,7 @@ def predictions(
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
-        values["target"] = targets.cpu().numpy()
+        values["target"] = unit(owners, targets)
         for kind, models in w.items():
             outputs = []
             all_buffers = own[kind].buffers
@@ -341,7 +351,7 @@ def predictions(
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
                 outputs.append(oracles[kind].predict(models[c], inputs[mine], buffers))
             decided = algorithm.oracle.runner.decisions(torch.cat(outputs), targets)
-            values[kind] = decided.cpu().numpy()
+            values[kind] = unit(owners, decided)
         for name, column in values.items():
             columns.setdefault(name, []).append(column)
     return {name: np.concatenate(parts) for name, parts in columns.items()}

@@ -123,10 +123,10 @@ def inspect_network(
     targets = batch.targets[0]
     _check_places(method, loop)
     scale = loop.datamodule.target_scale
-    if scale is not None and oracle.runner.label_threshold is not None:
+    if loop.datamodule.scale_targets and oracle.runner.label_threshold is not None:
         raise ConfigError(
-            f"data.scale_targets: True, but {name_of(oracle.runner.loss)} compares labels of 0 and "
-            f"1; it must be false"
+            f"data.scale_targets: {loop.datamodule.scale_targets}, but "
+            f"{name_of(oracle.runner.loss)} compares labels of 0 and 1; it must be false"
         )
     classes = loop.datamodule.num_classes
     try:

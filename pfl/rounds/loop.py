@@ -273,6 +273,10 @@ class FederatedLoop(Checked, LightningDataModule):
         """Returns the targets of a client's training samples [n, ...], in the order of time."""
         return torch.from_numpy(self.datamodule.training_targets(client))
 
+    def own_unit(self, client: int, values: Tensor) -> Tensor:
+        """Returns targets or predictions of a client, [n, ...], in the unit of the data's file."""
+        return self.datamodule.own_unit(client, values)
+
     def take_secret(self, secret: Secret) -> None:
         """Draws noise and private cohorts from a secret key, in place of the loop's own key."""
         self.secret = secret

@@ -82,6 +82,7 @@ class ClientScores(torchmetrics.Metric):
         metrics: Further metrics.
         series: Returns a client's training targets [n, ...], on the host, for those that read them.
         name_of: Returns what an error calls a client.
+        own_unit: Returns values of a client in the unit of its targets; None: they have it.
 
     Example:
         >>> import torch
@@ -104,11 +105,13 @@ class ClientScores(torchmetrics.Metric):
         metrics: ClientMetrics | None = None,
         series: Callable[[int], Tensor] | None = None,
         name_of: Callable[[int], str] = "client {}".format,
+        own_unit: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.metrics = metrics or ClientMetrics({})
         self._series = series
         self._name_of = name_of
+        self._own_unit = own_unit
         for name in ("loss_sum", "correct_sum", "count"):
             zeros = torch.zeros(num_clients, dtype=torch.float64)
             self.add_state(name, zeros, dist_reduce_fx="sum")
@@ -139,6 +142,9 @@ class ClientScores(torchmetrics.Metric):
         """Computes the metrics of the clients whose samples were added, but for one with more."""
         for client in [c for c in self._begun if c != but]:
             predicted, targets = map(torch.cat, zip(*self._begun.pop(client), strict=True))
+            if self._own_unit is not None:
+                predicted = self._own_unit(client, predicted)
+                targets = self._own_unit(client, targets)
             if self.metrics.read_series and self._series is not None:
                 self.metrics.begin_client(self._series(client))
             try:

@@ -338,6 +338,13 @@ def messenger(x: Exchange) -> tuple[float, float]:
     return x.size // 2, x.size // 2
 
 
+def messenger_beside(x: Exchange) -> tuple[float, float]:
+    """FedMRL: the messenger down and up."""
+    layers = [layer for layer in x.algorithm.space.layers if layer.name.startswith("messenger.")]
+    size = sum(layer.size for layer in layers)
+    return size, size
+
+
 def messenger_of_low_rank(x: Exchange) -> tuple[float, float]:
     """FedKD: the messenger down; up the factors of the change of each of its matrices."""
     layers = [layer for layer in x.algorithm.space.layers if layer.name.startswith("messenger.")]

@@ -22,6 +22,7 @@ from pfl.algorithms import (
     FederatedAlgorithm,
     FedExLoRA,
     FedMD,
+    FedMRL,
     FedSALoRA,
     FlexLoRA,
     FLoRA,
@@ -97,6 +98,22 @@ def normals(count: int, width: int) -> TensorDataModule:
     inputs = torch.from_numpy(np.random.default_rng(11).normal(size=(count, width)))
     none = SplitOwn(test=0.0, validation=0.0)
     return TensorDataModule(inputs, torch.zeros(count), num_clients=1, protocol=none)
+
+
+def projected_alike(kind: type[FederatedAlgorithm]) -> Any:
+    """A method whose projectors are drawn alike in all runs, whatever their seeds."""
+
+    class Drawn(kind.joint):  # type: ignore[name-defined]
+        def __init__(self, own: nn.Module, messenger: nn.Module) -> None:
+            with torch.random.fork_rng():
+                torch.manual_seed(4)
+                super().__init__(own, messenger)
+
+    class Alike(kind):  # type: ignore[misc, valid-type]
+        __signature__ = inspect.signature(kind)
+        joint = Drawn
+
+    return Alike
 
 
 def drawn_alike(kind: type[FederatedAlgorithm]) -> Any:
@@ -337,6 +354,16 @@ ENTRIES = [
         | {"first_energy": 1.0, "last_energy": 1.0},
         timed=True,  # what is sent has the more values the later the round
         whole=["network.projection.weight"],  # of the server, which stays the identity
+    ),
+    Method(
+        "FedMRL",
+        None,
+        more.messenger_beside,
+        classes=True,
+        private=("head",),
+        trained_with_private=True,
+        kind=projected_alike(FedMRL),
+        settle={"lr": 0.02, "local_steps": 2},  # the samples of the quadratics are large
     ),
     Method(
         "FML",

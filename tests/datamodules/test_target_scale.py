@@ -94,6 +94,52 @@ def test_each_of_several_targets_has_numbers_of_its_own():
     np.testing.assert_allclose(data.target_scale.own_unit(scaled), [[2, 300]], rtol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
+def test_each_client_has_a_scale_of_its_own(engine, tmp_path):
+    """A step from 0 moves client c to 0.05 * 2 * mean(x z), where z are its standardized targets.
+
+    The numbers of a scale have four digits, so that all is equal to some 0.001.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=16)
+    targets = x + rng.normal(size=16)
+    targets[:8] = 200 + 100 * targets[:8]
+    targets[8:] = 7_000 + 2_000 * targets[8:]
+    given = torch.from_numpy(targets.copy())
+    data = TensorDataModule(
+        torch.from_numpy(x)[:, None], given, client_ids=np.repeat(["a", "b"], 8),
+        partition=Natural(), protocol=SplitOwn(test=0.25, validation=0.0), scale_targets="client",
+    )  # fmt: skip
+    metrics = {"mae": MeanAbsoluteError(), "mase": MASE()}
+    method = FedAvg(Line(), lr=0.05, local_steps=1, batch_size=None, engine=engine)
+    run(method, data, 1, root=tmp_path, metrics=metrics)
+    trained = [data.partition.train[client] for client in range(2)]
+    means = [targets[own].mean() for own in trained]
+    stds = [targets[own].std() for own in trained]
+    moved = []
+    for own, mean, std in zip(trained, means, stds, strict=True):
+        moved.append(0.1 * np.mean(x[own] * (targets[own] - mean) / std))
+    weight = np.mean(moved)
+    np.testing.assert_allclose(method.global_model.item(), weight, rtol=2e-3)
+    found = method.evaluation.scores["test", "global"]
+    for client in range(2):
+        tested = data.partition.test[client]
+        errors = np.abs(means[client] + stds[client] * weight * x[tested] - targets[tested])
+        np.testing.assert_allclose(found["mae"][client], errors.mean(), rtol=2e-3)
+        own = targets[trained[client]]
+        scale = np.abs(own[1:] - own[:-1]).mean()
+        np.testing.assert_allclose(found["mase"][client], errors.mean() / scale, rtol=2e-3)
+        np.testing.assert_allclose(data.training_targets(client), own, rtol=1e-6)
+    (line,) = data.conversions
+    assert line.startswith("targets: standardized by the mean and standard deviation of each")
+    assert given.tolist() == targets.tolist()  # the user's tensor
+
+
+def test_samples_of_several_clients_have_no_scale_of_one():
+    with refused("data.scale_targets: 'client', but clients share samples", "must be true"):
+        houses(scale_targets="client").setup()
+
+
 def test_a_constant_target_is_divided_by_1():
     data = ArrayDataModule(
         np.ones((4, 1)), np.full(4, 7.0), num_clients=1, protocol=SplitOwn(0.0, 0.0),

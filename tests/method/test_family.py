@@ -49,7 +49,8 @@ from tests.refusal import refused
 # Every way in which messages and states travel: dense, masked, kept, in rows, sent first, to each.
 COPIED = ["FedAvg", "LocalTrain", "FedPer", "LGFedAvg", "Ditto", "SCAFFOLD", "FedPD", "FedAMP"]
 COPIED += ["FedACS", "FedSLR", "IFCA", "CFL", "pFedHN", "FedProto", "FedGH", "FedPAC", "FedBuff"]
-COPIED += ["FML", "FedKD", "FedMD", "FedDF", "FedGen", "FedDistill", "FedTGP", "FedFomo"]
+COPIED += ["FML", "FedKD", "FedMRL", "FedMD", "FedDF", "FedGen", "FedDistill", "FedTGP"]
+COPIED += ["FedFomo"]
 
 
 DISTILLING = partial(FedDF, public=DigitsDataModule(num_clients=1), server_steps=3)

@@ -5,6 +5,7 @@ Nature Communications 2022.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from pfl.method import (
     BatchSamples,
     Clients,
     ConfigError,
+    Joined,
     Message,
     MessengerMethod,
     Network,
@@ -67,7 +69,7 @@ class FedKD(MessengerMethod):
         610
     """
 
-    compares_features = True
+    joint = partial(Joined, compares_features=True)
 
     def __init__(
         self,

@@ -73,6 +73,7 @@ class Project:
 
 PROJECTS = [
     Project("TsingZ0", "PFLlib", "pfllib", "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
+    Project("TsingZ0", "HtFLlib", "htfllib", "e959261d906f40377410bc4d9d13ba3f6af56782"),
     Project("KarhouTam", "FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
     Project("alpemreacar", "FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
     Project("huangtiansheng", "fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),

@@ -109,7 +109,7 @@ class FamilyStates(States):
             kept = dtype
             if not state.rounded:
                 kept = None
-            store.declare(name, _widest(rows), dtype=kept, sparse=state.sparse)
+            store.declare(name, widest(rows), dtype=kept, sparse=state.sparse)
         for name in self.messages:
             rows = self._first_rows(name, [m.states.messages[name] for m in self._members])
             if len({len(row) for row in rows}) > 1:
@@ -138,7 +138,7 @@ class FamilyStates(States):
                 self.store.write(name, clients.ids, pad(rows, (0, width - rows.shape[1])))
 
 
-def _widest(rows: Sequence[Tensor]) -> Tensor:
+def widest(rows: Sequence[Tensor]) -> Tensor:
     """Returns the first row with zeros up to the width of the widest."""
     width = max(len(row) for row in rows)
     return pad(rows[0], (0, width - len(rows[0])))

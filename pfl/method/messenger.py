@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -165,9 +165,6 @@ class MessengerMethod(PartlyPersonal):
         610
     """
 
-    joint: ClassVar[Callable[[nn.Module, nn.Module], Joined]] = Joined
-    """Makes one module of a client's network and a messenger."""
-
     def __init__(
         self,
         network: Network,
@@ -176,8 +173,13 @@ class MessengerMethod(PartlyPersonal):
         trainable: Trainable | str | None = None,
         **kwargs: Any,
     ) -> None:
-        both = joined(network, messenger, trainable, type(self).joint)
+        both = joined(network, messenger, trainable, self.joint)
         super().__init__(both, personal=_is_own, buffers="local", **kwargs)
+
+    @staticmethod
+    def joint(own: nn.Module, messenger: nn.Module) -> Joined:
+        """Returns one module of a client's network and a messenger."""
+        return Joined(own, messenger)
 
     def check_setup(self) -> None:
         require_classes(self)

@@ -28,6 +28,7 @@ from pfl.algorithms import (
     FLoRA,
     RoLoRA,
 )
+from pfl.method.messenger import Joined
 from tests.algorithms import closed_forms as forms
 from tests.algorithms import closed_forms_baselines as more
 from tests.algorithms.entry import Method
@@ -100,20 +101,16 @@ def normals(count: int, width: int) -> TensorDataModule:
     return TensorDataModule(inputs, torch.zeros(count), num_clients=1, protocol=none)
 
 
-def projected_alike(kind: type[FederatedAlgorithm]) -> Any:
-    """A method whose projectors are drawn alike in all runs, whatever their seeds."""
+class AlikeFedMRL(FedMRL):
+    """Projectors are drawn alike in all runs, whatever their seeds."""
 
-    class Drawn(kind.joint):  # type: ignore[name-defined]
-        def __init__(self, own: nn.Module, messenger: nn.Module) -> None:
-            with torch.random.fork_rng():
-                torch.manual_seed(4)
-                super().__init__(own, messenger)
+    __signature__ = inspect.signature(FedMRL)
 
-    class Alike(kind):  # type: ignore[misc, valid-type]
-        __signature__ = inspect.signature(kind)
-        joint = Drawn
-
-    return Alike
+    @staticmethod
+    def joint(own: nn.Module, messenger: nn.Module) -> Joined:
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            return FedMRL.joint(own, messenger)
 
 
 def drawn_alike(kind: type[FederatedAlgorithm]) -> Any:
@@ -362,7 +359,7 @@ ENTRIES = [
         classes=True,
         private=("head",),
         trained_with_private=True,
-        kind=projected_alike(FedMRL),
+        kind=AlikeFedMRL,
         settle={"lr": 0.02, "local_steps": 2},  # the samples of the quadratics are large
     ),
     Method(

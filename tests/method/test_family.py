@@ -10,12 +10,14 @@ from torch import nn
 from pfl import FederatedLoop
 from pfl.aggregation.privacy import SamplePrivacy
 from pfl.algorithms import (
+    FML,
     IFCA,
     FedAMP,
     FedAvg,
     FedDF,
     FedDistill,
     FedGH,
+    FedMRL,
     FedPer,
     FedProto,
     FedRolex,
@@ -341,6 +343,58 @@ def test_a_drawn_family_runs_in_any_order_and_resumes(tmp_path):
         assert {key for key in differing(one, other) if not key.startswith("row ")} == set()
 
 
+def families_with_messengers(kind, seed, **kw):
+    """A method on a drawn family; FML and FedMRL have a small messenger."""
+    settings = SMALL | kw
+    if kind in (FML, FedMRL):
+        torch.manual_seed(seed)
+        settings["messenger"] = MLP(64, (4,))
+    return kind(drawn(seed), **settings)
+
+
+@pytest.mark.parametrize(("seed", "kind"), [(11, FedProto), (12, FML), (13, FedMRL), (14, FML)])
+def test_engines_agree_on_a_drawn_family(tmp_path, seed, kind):
+    found = []
+    for engine in ("sequential", "auto"):
+        method = families_with_messengers(kind, seed, engine=engine)
+        found.append(everything(run(tmp_path / engine, method, digits(), rounds=2)))
+    one, other = found
+    states = [key for key in one if key.startswith("client ")]
+    assert states
+    for key in states:
+        torch.testing.assert_close(one[key], other[key], rtol=0, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("kind", [FML, FedMRL])
+def test_a_drawn_family_with_a_messenger_resumes(tmp_path, kind):
+    """Bit for bit, and with other networks to begin with."""
+
+    def begin(root, rounds, seed, ckpt_path=None):
+        method = families_with_messengers(kind, 15)
+        torch.manual_seed(seed)
+        for p in method.network.parameters():
+            p.data.add_(0.01 * torch.randn_like(p))
+        trainer = quiet(tmp_path / root, rounds, precision="64-true")
+        trainer.fit(method, datamodule=digits(), ckpt_path=ckpt_path)
+        return method
+
+    whole = begin("whole", 3, 0)
+    early = begin("parts", 1, 0)
+    last = early.trainer.run_dir / "checkpoints" / "last.ckpt"
+    resumed = begin("parts", 3, 1, last)
+    one, other = everything(whole), everything(resumed)
+    assert {key for key in differing(one, other) if not key.startswith("row ")} == set()
+
+
+def test_the_local_baseline_of_a_drawn_family_is_local_training(tmp_path):
+    """Each client's own network alone; BatchNorm is among them."""
+    baseline = LocalBaseline()
+    run(tmp_path / "run", FedProto(drawn(3), **SMALL), digits(), 2, baseline)
+    alone = run(tmp_path / "alone", LocalTrain(drawn(3), **SMALL), digits(), rounds=2)
+    for name, values in alone.evaluation.scores["test", "personalized"].items():
+        np.testing.assert_array_equal(baseline.scores[name], values, err_msg=name)
+
+
 # ---- running statistics, local memories, private samples -----------------------------------------
 
 
@@ -549,7 +603,5 @@ def test_what_a_family_cannot_have_is_refused(tmp_path):
     )
     with refused("the network 'a' has running statistics, and FedAvg has a global model"):
         run(tmp_path, FedAvg(batch_norm), digits())
-    with refused("LocalBaseline: the clients have networks of their own"):
-        run(tmp_path, FedProto(three(4)), digits(), 1, LocalBaseline())
     with refused("is no part of"):
         run(tmp_path, HeteroFL(Family({"a": MLP(64, (4,)), "b": MLP(64, (8,))})), digits())

@@ -111,7 +111,7 @@ class Runner:
         vars(networks)["Layers"] = Layers
         split = networks.BaseHeadSplit
 
-        class Started(split):
+        class Started(split):  # type: ignore[valid-type,misc]
             def __init__(self, args: Any, cid: int = 0, *rest: Any, **given: Any) -> None:
                 super().__init__(args, cid, *rest, **given)
                 number = cid % len(args.models)

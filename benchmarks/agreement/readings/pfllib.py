@@ -365,7 +365,7 @@ class OldConditionsGPFL(at_start(GPFL, "valve.*", "vectors")):  # type: ignore[m
         self.add_client_state("rounds", lambda: self.global_model.new_zeros(1))
         self.add_server_state("previous", self.global_model[self.vectors_span].clone())
 
-    def download(self) -> dict[str, Tensor | Message]:  # type: ignore[override]
+    def download(self) -> dict[str, Tensor | Message]:
         return {"w": super().download(), "previous": self.previous}
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
@@ -417,7 +417,7 @@ class CohortsFedCP(at_start(FedCP, "policy.*")):  # type: ignore[misc]
         first = self.global_model[self.known]
         self.add_server_state("table", lambda: first.repeat(self.num_clients, 1))
 
-    def download(self) -> dict[str, Tensor | Message]:  # type: ignore[override]
+    def download(self) -> dict[str, Tensor | Message]:
         return {"w": super().download(), "table": self.table.flatten()}
 
     def personalized(self, clients: Clients) -> Tensor:

@@ -107,7 +107,7 @@ class FedMRL(MessengerMethod):
         messenger of the last client of the round, as all clients' values are kept in one place; the
         momentum of messenger and projector goes on from client to client; gradients are clipped to
         the norm 50. Differences from a public implementation, HtFLlib: there messengers are
-        averaged with equal weights.
+        averaged with equal weights, and P_i, which is not saved, begins each round as in the first.
 
     Example:
         >>> from pfl.models import MLP
@@ -115,8 +115,6 @@ class FedMRL(MessengerMethod):
         >>> method.download().nbytes // 4  # the messenger, 64 * 8 + 8 + 8 * 10 + 10
         610
     """
-
-    joint = Matryoshka
 
     def __init__(
         self,
@@ -129,6 +127,10 @@ class FedMRL(MessengerMethod):
         super().__init__(network, **kwargs)
         self.messenger_weight = messenger_weight
         self.own_weight = own_weight
+
+    @staticmethod
+    def joint(own: nn.Module, messenger: nn.Module) -> Joined:
+        return Matryoshka(own, messenger)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         start = self.personalized(clients)

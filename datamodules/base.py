@@ -150,6 +150,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self._class_names: list[str] | None = None
         self._times: np.ndarray | None = None
         self._missing: np.ndarray | None = None
+        self._like: FederatedDataModule | None = None
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -158,8 +159,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
     def read_like(self, other: "FederatedDataModule") -> None:
         """Reads what is to come as another module has read its samples, before `setup`.
 
-        A subclass takes over the columns, levels and names of classes that its file may lack.
+        Missing values become what they have become there. A subclass takes over the columns, levels
+        and names of classes that its file may lack.
         """
+        self._like = other
 
     def setup(self, stage: str | None = None) -> None:
         if self._partition is not None:
@@ -246,12 +249,31 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         """Gives missing values the means of their clients' training samples, and says so."""
         assert isinstance(samples, TensorSamples)
         columns = self.feature_names or [str(number) for number in range(missing.shape[1])]
-        number = fill_with_means(samples.inputs, missing, partition, columns, self._client_names)
+        given = None
+        whose = "their client's training samples"
+        if self._like is not None and self._like._missing is not None:
+            given = self._means_of_run
+            whose += " in the run"
+        number = fill_with_means(
+            samples.inputs, missing, partition, columns, self._client_names, given
+        )
         lacking = [columns[column] for column in np.flatnonzero(missing.any(0))]
         self.conversions.append(
-            f"{number} missing values of {', '.join(map(repr, lacking))} are the means of their "
-            "client's training samples"
+            f"{number} missing values of {', '.join(map(repr, lacking))} are the means of {whose}"
         )
+
+    def _means_of_run(self, client: int) -> list[float]:
+        """Returns the means [F] of the module that is read like; of all for another client."""
+        assert self._like is not None
+        known = self._like.client_names
+        number = None
+        if known is not None and self._client_names is not None and client >= 0:
+            name = self._client_names[client]
+            if name in known:
+                number = known.index(name)
+        means = self._like.gap_values(number)
+        assert means is not None
+        return means
 
     def _scale_by_client(self, samples: Samples, partition: Partition) -> None:
         """Gives targets the unit of the client that owns them, and says so."""

@@ -1,8 +1,9 @@
 """Networks and losses as plain PyTorch modules, for any PyTorch project.
 
-Every network is a `body` followed by a linear `head` (see `models.classifier.Classifier`). All
-arguments are plain values, so that a YAML file can describe them. The losses complete
-objectives for which PyTorch has no loss, or none that a file can describe.
+Every network of classes is a `body` followed by a linear `head` (see
+`models.classifier.Classifier`). All arguments are plain values, so that a YAML file can describe
+them. The losses complete objectives for which PyTorch has no loss, or none that a file can
+describe.
 """
 
 from pfl.models.adapters import Bottleneck as Bottleneck
@@ -32,6 +33,7 @@ from pfl.models.recurrent import LSTM as LSTM
 from pfl.models.recurrent import CharLSTM as CharLSTM
 from pfl.models.recurrent import Sent140LSTM as Sent140LSTM
 from pfl.models.resnet import ResNet18 as ResNet18
+from pfl.models.unet import UNet as UNet
 from pfl.models.vgg import VGG11 as VGG11
 from pfl.models.vision import AlexNet as AlexNet
 from pfl.models.vision import DenseNet121 as DenseNet121

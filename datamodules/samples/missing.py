@@ -1,6 +1,7 @@
 """Missing values of inputs, which become means of each client's training samples."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +16,7 @@ def fill_with_means(
     partition: Partition,
     columns: Sequence[str],
     clients: Sequence[str] | None,
+    given: Callable[[int], Sequence[float]] | None = None,
 ) -> int:
     """Sets each missing value to the mean of its column over the owner's training samples.
 
@@ -27,6 +29,8 @@ def fill_with_means(
         partition: The samples of each client.
         columns: The names of the columns [F], for messages.
         clients: The names of the clients [M], likewise.
+        given: Returns the means [F] of a client, or of all for -1, as of a finished run; NaN where
+            there is none. None: those of these samples.
 
     Returns:
         The number of values that were set.
@@ -52,9 +56,14 @@ def fill_with_means(
         train = everyone
         if client >= 0:
             train = partition.train[client]
+        means = {}
+        if given is not None:
+            means = {k: mean for k, mean in enumerate(given(client)) if math.isfinite(mean)}
         mine = rows[owner[rows] == client]
         for column in np.flatnonzero(missing[mine].any(0)).tolist():
-            mean = mean_of_known(inputs, missing, train, column)
+            mean = means.get(column)
+            if mean is None:
+                mean = mean_of_known(inputs, missing, train, column)
             if mean is None:
                 name = str(client)
                 if clients is not None:

@@ -97,6 +97,20 @@ def levels_of(name: str, names: np.ndarray, given: Sequence[str] | None) -> list
     return list(given)
 
 
+def zeros_read_away(column: Column) -> str | None:
+    """Returns the first cell of digits with a zero before them, where all cells are numbers.
+
+    Such cells are the ids of patients or wards more often than numbers.
+    """
+    if column.cells is None or column.values.dtype.kind not in "iu":
+        return None
+    for cell in column.cells:
+        digits = cell.strip().lstrip("+-")
+        if len(digits) > 1 and digits[0] == "0" and digits.isdecimal():
+            return cell
+    return None
+
+
 def codes_of(names: np.ndarray, levels: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the number of each name's level, and where there is no name, both [N]."""
     gaps = gaps_of(names)
@@ -113,6 +127,9 @@ def one_hot(codes: np.ndarray, gaps: np.ndarray, number: int) -> np.ndarray:
     return rows
 
 
+OTHERWISE = ", or be left out (feature_columns), or be a category (categories: one-hot or codes)"
+
+
 def numbers_of(key: str, name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:
     """Returns a column of one file as numbers, 0 for a gap, and its gaps, both [N].
 
@@ -120,7 +137,7 @@ def numbers_of(key: str, name: str, column: Column) -> tuple[np.ndarray, np.ndar
         ConfigError: A cell is no number.
     """
     gaps = gaps_of(column.values)
-    check_numbers(key, name, column.values, gaps, ", or be left out, or be a category")
+    check_numbers(key, name, column.values, gaps, OTHERWISE)
     if column.values.dtype.kind in "biu":
         return column.values, gaps
     known = np.where(gaps, 0, column.values)

@@ -35,6 +35,7 @@ from .encoding import (
     one_hot,
     side_by_side,
     without_rows,
+    zeros_read_away,
 )
 from .windows import windows
 
@@ -240,6 +241,7 @@ class TableDataModule(FederatedDataModule):
         return Loaded(train, test, ids, columns, names, missing)
 
     def read_like(self, other: FederatedDataModule) -> None:
+        super().read_like(other)
         if not isinstance(other, TableDataModule):
             return
         if self.feature_columns is None:
@@ -254,6 +256,8 @@ class TableDataModule(FederatedDataModule):
             self.given_classes = list(other.class_names)
         if self.target_kind is None:
             self.target_kind = other.target_kind
+        if self.missing == "refuse":
+            self.missing = other.missing
 
     def rows(self, path: Path) -> tuple[np.ndarray, Table, np.ndarray]:
         """Returns the inputs [n, F] of new rows in a file, all columns, and the rows' places.
@@ -451,9 +455,18 @@ class TableDataModule(FederatedDataModule):
             for table in tables:
                 with self._naming([table]):
                     parts.append(numbers_of("feature_columns", name, table[name]))
+                cell = zeros_read_away(table[name])
+                if cell is not None:
+                    self._tell_zeros(name, cell)
             numbers = np.concatenate([part[0] for part in parts])
             columns[name] = (numbers, np.concatenate([part[1] for part in parts]))
         return side_by_side(columns)
+
+    def _tell_zeros(self, name: str, cell: str) -> None:
+        """Says that cells such as 007 are numbers among the inputs."""
+        line = f"{name!r}: cells such as {cell} are read as numbers; feature_columns leaves ids out"
+        if line not in self.conversions:
+            self.conversions.append(line)
 
     def _category_columns(self, tables: Sequence[Table], features: Sequence[str]) -> list[str]:
         """Returns which columns of the inputs are categories."""

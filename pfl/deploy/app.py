@@ -129,6 +129,8 @@ def write_app(words: list[str], out: Path) -> int:
     devices = values["trainer"].get("devices", 1)
     holds = devices in (1, "1", "auto", None) or (isinstance(devices, list) and len(devices) == 1)
     require_value("trainer.devices", devices, holds, "1; a server has one process")
+    machines = values["trainer"].get("num_nodes", 1)
+    require_value("trainer.num_nodes", machines, machines == 1, "1; a server has one process")
     data = built.data
     lacking = own_statistics(data)
     refuse_scaled_targets(data)

@@ -216,6 +216,8 @@ def _advice(error: Exception, inputs: Tensor) -> str:
         return "; take another batch_size, null for all samples, or pfl.models.replace_batch_norm"
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] == shape[1] > 3:
         return "; channels come first, as of inputs.transpose(0, 3, 1, 2)"
+    if len(shape) == 2 and "channels" in str(error):
+        return "; images need an axis of channels, as of inputs[:, None]"
     return ""
 
 

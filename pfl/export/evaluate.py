@@ -61,6 +61,8 @@ class Sites:
             data.read_like(own)
             data.setup()
             module = data
+            for line in data.conversions:
+                print(f"data: {line}")
         self._own = own
         self._module = module
         self._data = ClientData(module)
@@ -308,7 +310,7 @@ class _Result:
             named = {"model": model.kind, "client": self._owner(model)}
             for site, name in enumerate(self._sites.names):
                 values = {what: scores[what][site] for what in scores if what != "count"}
-                count = int(scores["count"][site])
+                count = len(self._sites.indices[site])
                 rows.append({**named, "site": name, "samples": count, **values})
             values = dict(zip(self._sites.names, scores[self._name], strict=True))
             matrix.append({**named, **{f"site {name}": value for name, value in values.items()}})

@@ -154,6 +154,11 @@ class Party:
         evaluation.finish()
         return evaluation
 
+    def begun(self, task: Task) -> Clients:
+        """Returns the client as it begins a task, with its states and what it has received."""
+        self.method.progress.go_on_from(task.round)
+        return self._clients(task)
+
     def _clients(self, task: Task, split: str = "train") -> Clients:
         """Returns the client with its states and what it has received."""
         method = self.method

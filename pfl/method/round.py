@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from pfl.communication import by_name
 from pfl.context import RunContext
@@ -16,6 +17,7 @@ from pfl.method.hooks import Method
 from pfl.method.naming import clients_text
 from pfl.method.round_totals import STATE, RoundTotals, not_finite
 from pfl.method.transport import Transport
+from pfl.models.classifier import head_name
 from pfl.rounds.cohort import Cohort
 from pfl.stages.mean import Stages
 from pfl.stages.stage import Messages
@@ -161,10 +163,11 @@ def diverged(method: Method, whose: str, names: set[str], clients: Sequence[int]
     """Returns the error about values that are not finite, with their names and the clients'."""
     listed = ", ".join(sorted(name.removeprefix("self.") for name in names))
     of = ""
-    advice = "a smaller rate may help"
     data = method.run.loop.datamodule
-    if data.num_classes is None and not data.scale_targets:
-        advice = "a smaller rate, or data.scale_targets: true, may help"
+    values = data.num_classes is None
+    advice = f"try model.lr: {smaller_rate(method, values):.1g}"
+    if values and not data.scale_targets:
+        advice += ", or data.scale_targets: true"
     if len(clients):
         of = f" of {clients_text(method.run.loop, clients)}"
         advice += ", or a look at these clients' samples"
@@ -172,3 +175,17 @@ def diverged(method: Method, whose: str, names: set[str], clients: Sequence[int]
         f"model.lr: {method.lr}; {whose} {listed}{of} is no longer finite in round "
         f"{method.rounds + 1}; {advice}"
     )
+
+
+def smaller_rate(method: Method, values: bool) -> float:
+    """Returns the local rate that is worth a try after a run that has diverged.
+
+    A tenth; and, where the loss compares values, at most 5 / m for a head of m inputs. With
+    PyTorch's initial values and standardized samples the curvature of a squared error grows with m,
+    and steps are stable up to some 12 / m.
+    """
+    rate = method.lr / 10
+    head = method.network.get_submodule(head_name(method.network))
+    if values and isinstance(head, nn.Linear):
+        rate = min(rate, 5 / head.in_features)
+    return rate

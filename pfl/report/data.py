@@ -127,6 +127,10 @@ def _targets(data: FederatedDataModule) -> str:
         if targets.is_floating_point():
             kind = "values"
         line = f"Targets: {kind} [{shape}], from {low:g} to {high:g}"
+        if data.scale_targets == "client":
+            line += " in the units of their clients"
+        if not targets.is_floating_point():
+            line += f"; {_places(targets)}"
         if targets.is_floating_point() and high - low > WIDE and not data.scale_targets:
             line += "; scale_targets: true trains them at usual rates"
         return line
@@ -137,6 +141,16 @@ def _targets(data: FederatedDataModule) -> str:
     if len(names) > MOST_CLASSES:
         shown += ", ..."
     return f"Targets: {len(names)} classes (samples): {shown}"
+
+
+def _places(targets: Tensor) -> str:
+    """Returns how many pixels or tokens have each class."""
+    classes, counts = targets.unique(return_counts=True)
+    pairs = zip(classes.tolist()[:MOST_CLASSES], counts.tolist(), strict=False)
+    shown = ", ".join(f"{k} ({count / targets.numel():.2%})" for k, count in pairs)
+    if len(classes) > MOST_CLASSES:
+        shown += ", ..."
+    return f"classes (share): {shown}"
 
 
 def _first(data: FederatedDataModule) -> list[tuple[int, int]]:
@@ -179,26 +193,42 @@ def _three(data: FederatedDataModule) -> str:
 
 
 def has_images(data: FederatedDataModule) -> bool:
-    """Returns whether the inputs can be drawn: [C, H, W] with one or three channels."""
+    """Returns whether the inputs can be drawn: [C, H, W] with one or three channels, or [H, W]."""
     shape = data.samples.input_shape
+    if len(shape) == 2:
+        return data.feature_names is None  # else windows of a series
     return len(shape) == 3 and shape[0] in (1, 3)
 
 
 def write_picture(data: FederatedDataModule, path: Path) -> None:
-    """Draws three samples as they are stored, in gray or in colour."""
+    """Draws three samples as they are stored, in gray or in colour, above the classes of pixels."""
     from matplotlib.figure import Figure
 
     from pfl.files import write_figure
 
-    figure = Figure(figsize=(6, 2.4), layout="constrained")
+    targets = data.samples.targets
+    size = data.samples.input_shape[-2:]
+    pixels = targets is not None and targets.shape[1:] == size and not targets.is_floating_point()
+    rows = 1
+    if pixels:
+        rows = 2
+        names = targets.unique()
+    figure = Figure(figsize=(6, 2.4 * rows), layout="constrained")
     clients = data.client_names
-    panels = figure.subplots(1, SHOWN, squeeze=False)[0]
-    for axes in panels:
+    panels = figure.subplots(rows, SHOWN, squeeze=False)
+    for axes in panels.flat:
         axes.axis("off")
-    for axes, (client, place) in zip(panels, _first(data), strict=False):
+    for number, (client, place) in enumerate(_first(data)):
+        axes = panels[0, number]
         index = torch.tensor([int(data.partition.train[client][place])])
-        image = data.samples.gather(index)[0][0].permute(1, 2, 0).float()
-        axes.imshow(image.numpy().clip(0, 1), cmap="gray", vmin=0, vmax=1)
+        image, target = (part[0] for part in data.samples.gather(index))
+        if image.ndim == 2:
+            image = image[None]
+        shown = image.permute(1, 2, 0).float().numpy().clip(0, 1)
+        axes.imshow(shown, cmap="gray", vmin=0, vmax=1)
+        if pixels:
+            colours = torch.searchsorted(names, target)  # 255, "no class", is not far from others
+            panels[1, number].imshow(colours.numpy(), cmap="viridis", vmin=0, vmax=len(names) - 1)
         name = str(client)
         if clients is not None:
             name = clients[client]

@@ -364,7 +364,8 @@ def generator_and_label_shares(x: Exchange) -> tuple[float, float]:
     and the values of a generator with 2 and K inputs, 3 hidden units and F features down."""
     outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
     generator = 3 * (2 + outputs) + 3 + features * 3 + features
-    shared = int((~x.algorithm.personal_part).sum())
+    personal: Any = x.algorithm.personal_part
+    shared = x.size - int(personal.sum())
     return shared + (outputs + generator if x.round else 0), shared + outputs
 
 

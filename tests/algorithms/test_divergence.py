@@ -1,5 +1,6 @@
 """A model or state that is not finite ends the run, in its own round, with its name."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from models import HalfSquaredError
+from datamodules import ArrayDataModule
+from models import MLP, HalfSquaredError
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.clients import ClientData, Clients
 from pfl.errors import Diverged
@@ -164,3 +166,19 @@ def test_a_client_with_a_state_that_is_not_finite_is_named(fit):
     algorithm = Keeps(small_network(), loss=HalfSquaredError(), lr=0.1, engine="sequential")
     with pytest.raises(Diverged, match=r"the client state w of client 2 is no longer finite"):
         fit(algorithm, small_world(), 1, evaluate=())
+
+
+def test_a_wide_network_diverges_and_its_line_has_a_rate_that_does_not(fit):
+    """The curvature of a squared error grows with the width: 5 / 2048 is 0.002."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(60, 10)).astype(np.float32)
+    targets = inputs @ rng.normal(size=10).astype(np.float32) / 3
+    data = ArrayDataModule(inputs, targets, num_clients=3)
+    network = MLP(10, (2048,), 1)
+    with pytest.raises(Diverged, match=r"try model\.lr: 0\.002, or data\.scale_targets: true"):
+        fit(FedAvg(copy.deepcopy(network), lr=0.1), data, 8, evaluate=(), precision="32-true")
+    method = FedAvg(copy.deepcopy(network), lr=0.002)
+    fit(method, data, 8, evaluate=("test",), precision="32-true")
+    started = np.square(targets).mean()
+    assert method.evaluation.scores["test", "global"]["loss"].mean() < 0.5 * started

@@ -74,6 +74,20 @@ def test_arrays_with_ids(folder):
     assert lines[-1] == "look/samples.png" and (folder / "look/samples.png").is_file()
 
 
+def test_images_without_channels_and_classes_of_pixels(folder):
+    targets = np.array([[[0, 1], [1, 1]], [[0, 255], [1, 1]]])
+    np.savez("p.npz", inputs=np.zeros((2, 2, 2), np.uint8), targets=targets)
+    lines = shown("p.npz", "--num_clients", "1", "--out", "look")
+    line = "Targets: labels [2, 2, 2], from 0 to 255; classes (share): 0 (25.00%), 1 (62.50%), "
+    assert line + "255 (12.50%)" in lines
+    assert lines[-1] == "look/samples.png"
+    with Image.open("look/samples.png") as picture:  # two rows: images, and classes of pixels
+        assert picture.height > 0.7 * picture.width
+    np.savez("two.npz", inputs=np.zeros((2, 2, 2, 2)), targets=[0, 1])
+    line = "--out draws images only: inputs [2, 2, 2] are none with one or three channels."
+    assert shown("two.npz", "--num_clients", "1", "--out", "look")[-1] == line
+
+
 def test_a_folder_of_images(folder):
     for site, name in (("north", "cat"), ("south", "dog")):
         path = folder / "photos" / site / name

@@ -8,6 +8,7 @@ import torch
 
 from datamodules import ConfigError, Natural, OfficialSplit, SplitOwn, TableDataModule
 from tests.commands import call
+from tests.refusal import refused
 
 # a: age 30 and 50 are known of a's first four rows; b has one known age only.
 ROWS = """age,blood,site,y
@@ -284,3 +285,20 @@ def test_given_numbers_are_nobodys_statistics():
 
     with pytest.raises(ConfigError, match=r"Normalize.of: 'client'; it must be all, as mean is"):
         Normalize([0.0], [1.0], of="client")
+
+
+def test_ids_among_the_inputs_are_told(tmp_path):
+    """Patients 007 and 7 would be one number; 0, 10 and -5 are numbers."""
+    file = tmp_path / "t.csv"
+    file.write_text("patient,age,dose,y\n007,10,0,a\n7,0,-5,b\n010,10,0.5,a\n")
+    data = TableDataModule(file, "y", num_clients=1)
+    data.setup()
+    (line,) = data.conversions
+    assert line.startswith("'patient': cells such as 007 are read as numbers; feature_columns ")
+
+
+def test_a_column_of_text_names_the_key_that_takes_it(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("blood,y\nAB,a\n")
+    with refused("the column 'blood' holds 'AB'", "a category (categories: one-hot or codes)"):
+        TableDataModule(file, "y", num_clients=1).setup()

@@ -47,7 +47,7 @@ RUN = {
 }
 
 
-def deployed(tmp_path):
+def deployed(tmp_path, *words):
     """An app for the three hospitals in the current folder, which also has a folder for each."""
     lines = ["age,pressure,outcome,hospital"]
     for hospital, rows in ROWS.items():
@@ -57,7 +57,7 @@ def deployed(tmp_path):
         (folder / "own.csv").write_text("\n".join(["age,pressure,outcome", *rows, ""]))
     (tmp_path / "all.csv").write_text("\n".join([*lines, ""]))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
-    status, _, error = call("deploy", "--config", "run.yaml", "--out", "app")
+    status, _, error = call("deploy", "--config", "run.yaml", *words, "--out", "app")
     assert status == 0, error
     return tmp_path / "app"
 

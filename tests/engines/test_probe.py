@@ -49,6 +49,11 @@ def test_what_else_can_be_meant_by_few_outputs(outputs, targets, threshold, word
         ("wrong type", torch.zeros(2, 3), ""),
         ("Expected more than 1 value per channel", torch.zeros(1, 3), "; take another batch_size"),
         ("size", torch.zeros(2, 8, 8, 3), "; channels come first, as of inputs.transpose(0, 3"),
+        (
+            "to have 1 channels",
+            torch.zeros(2, 8, 8),
+            "; images need an axis of channels, as of inp",
+        ),
         ("size", torch.zeros(2, 8, 8, 1), "; channels come first, as of inputs.transpose(0, 3"),
         ("size", torch.zeros(2, 8, 8, 2), ""),
         ("size", torch.zeros(2, 3, 3, 3), ""),

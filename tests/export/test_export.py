@@ -3,7 +3,9 @@
 import copy
 import json
 import re
+from argparse import ArgumentParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ import models as models_package
 from datamodules import DigitsDataModule, Dirichlet
 from models import SmallCNN
 from pfl.cli.main import main
+from pfl.cli.options import add_parsers
+from pfl.export.run import RestoredRun
 from tests.cli.configurations import SMALL, changed, write
 from tests.commands import call, finish, table
+from tests.refusal import refused
 
 pytestmark = pytest.mark.cli
 
@@ -286,3 +291,20 @@ def test_clients_and_classes_keep_their_names(tmp_path, monkeypatch):
     assert (card["client_name"], card["classes"]) == (names[0], classes)
     text = Path("out/client0/README.md").read_text(encoding="utf-8")
     assert "| Client | Bern &#124; West |" in text and "| Classes | &lt;ill&gt;, well |" in text
+
+
+def test_a_name_of_digits_is_that_client_and_no_number():
+    """The hospitals 1 and 2 are the clients 0 and 1; a word that is no name is a number."""
+    data = SimpleNamespace(num_clients=2, datamodule=SimpleNamespace(client_names=["1", "2"]))
+    run = SimpleNamespace(datamodule=data)
+    assert [RestoredRun.number(run, word) for word in ("1", "2", "0", 0, 1)] == [0, 1, 0, 0, 1]
+    with refused("export: --client: 3; it must be a client's name, its number from 0 to 1, or all"):
+        RestoredRun.number(run, "3")
+
+
+def test_clients_may_be_named_in_several_words():
+    parser = ArgumentParser()
+    add_parsers(parser.add_subparsers())
+    words = "export --ckpt_path a --out b --client 007 --client 7 8 --global"
+    given = parser.parse_args(words.split())
+    assert given.client == ["007", "7", "8"]

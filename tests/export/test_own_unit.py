@@ -144,3 +144,26 @@ def test_an_evaluation_has_the_scores_of_the_run(folder):
         for name in ("mean_absolute_error", "mase", "loss"):
             expected = float(own[row["client"]][f"test/personalized/{name}"])
             assert float(row[name]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_gaps_of_another_file_are_what_predict_makes_of_them(folder):
+    """The mean of the client's training samples in the run, by whose model and numbers it is."""
+    write_rows(folder / "later.csv", 30, 2, price=True)
+    given = {"file": str(folder / "later.csv"), "target_column": "price", "client_column": "site"}
+    content = {"class_path": "TableDataModule", "init_args": {**given, "partition": "Natural"}}
+    (folder / "later.yaml").write_text(yaml.safe_dump({"data": content}))
+    words = ["--data", folder / "later.yaml", "--out", folder / "later"]
+    status, printed, error = call("evaluate", folder / "a", *words)
+    assert status == 0, error
+    gaps = sum(row["size"] == "" for row in table(folder / "later.csv"))
+    assert gaps and f"data: {gaps} missing values of 'size' are the means of their" in printed
+    call("predict", folder / "a", "--rows", folder / "later.csv", "--out", folder / "later.out.csv")
+    expected = {site: [] for site in SITES}
+    made = table(folder / "later.out.csv")
+    for row, one in zip(table(folder / "later.csv"), made, strict=True):
+        expected[row["site"]].append(abs(float(one["prediction"]) - float(row["price"])))
+    for row in table(folder / "later" / "scores.csv"):
+        if row["client"] == row["site"]:
+            mean = np.mean(expected[row["site"]])
+            assert float(row["mean_absolute_error"]) == pytest.approx(mean, rel=1e-4)
+            assert int(row["samples"]) == 15

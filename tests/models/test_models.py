@@ -29,6 +29,7 @@ from models import (
     SmallCNN,
     Timm,
     TorchVision,
+    UNet,
 )
 from pfl.models.classifier import Classifier
 
@@ -65,6 +66,7 @@ NETWORKS = {
 WRAPPED = {"AlexNet", "GoogLeNet", "DenseNet121", "TorchVision", "Timm"}
 OURS = {name: case for name, case in NETWORKS.items() if name not in {*WRAPPED, "VGG11-none"}}
 SEQUENCES = {"LSTM", "CharLSTM", "Sent140LSTM"}  # see test_recurrent.py
+PIXELS = {"UNet"}  # below
 OTHERS = {"Family", "HalfSquaredError", "PenalizedCrossEntropy", "replace_batch_norm", "Pretrained"}
 OTHERS |= {"WeightedBinaryCrossEntropy", "WeightedCrossEntropy"}  # in test_losses.py
 OTHERS |= {"Trainable", "LoRA", "Delta", "Bottleneck", "SoftPrompt"}  # tested in test_adapters.py
@@ -91,7 +93,8 @@ def linear(inputs: int, outputs: int) -> int:
 
 
 def test_every_public_network_is_tested():
-    assert {name.split("-")[0] for name in NETWORKS} | SEQUENCES == set(models.__all__) - OTHERS
+    of_classes = {name.split("-")[0] for name in NETWORKS}
+    assert of_classes | SEQUENCES | PIXELS == set(models.__all__) - OTHERS
 
 
 @pytest.mark.parametrize(("build", "shape", "classes"), OURS.values(), ids=OURS)
@@ -228,6 +231,8 @@ def test_cnn_has_the_parameters_of_the_paper():
             for kind, channels in ((SmallCNN, 16), (ResNet18, 64), (VGG11, 64))
             for groups in (0, -2, 3)
         ],
+        (UNet, {"depth": 0}, "depth: 0; it must be at least 1"),
+        (UNet, {"norm_groups": 3}, "norm_groups: 3; it must divide 8"),
         (LeNet5, {"image_size": 11, "padding": 2}, "image_size: 11; it must be at least 12"),
     ],
 )
@@ -235,6 +240,33 @@ def test_wrong_arguments_are_refused(network, arguments, message):
     message = rf"^{re.escape(f'{network.__name__}.{message}')}(, the channels of a layer)?$"
     with pytest.raises(ValueError, match=message):
         network(**arguments)
+
+
+def test_unet_has_the_parameters_of_its_layers():
+    """Two levels of 8 and 16 channels, the lowest with 32, and back with the skipped channels."""
+    expected = conv(8, 2, 1)
+    for inputs, outputs in ((1, 8), (8, 16), (16, 32), (32 + 16, 16), (16 + 8, 8)):
+        expected += conv(inputs, outputs, 3, bias=False) + conv(outputs, outputs, 3, bias=False)
+        expected += 2 * 2 * outputs
+    assert count(UNet()) == expected
+
+
+@pytest.mark.parametrize("size", [(4, 4), (7, 13)])
+def test_unet_scores_each_pixel_of_images_of_any_size(size):
+    """A network of zeros but for the bias of its head gives this bias everywhere; an image's scores
+    do not depend on the others of the batch, also in one call for several models."""
+    torch.manual_seed(0)
+    network = UNet(in_channels=2, num_classes=3, depth=2).double()
+    x = torch.rand(3, 2, *size, dtype=torch.float64)
+    scores = network(x)
+    assert scores.shape == (3, 3, *size)
+    torch.testing.assert_close(scores[1:2], network(x[1:2]))
+    parameters = {name: value.detach()[None] for name, value in network.named_parameters()}
+    call = vmap(lambda own: functional_call(network, own, (x,)))
+    torch.testing.assert_close(call(parameters)[0], scores)
+    nn.init.zeros_(network.head.weight)
+    nn.init.constant_(network.head.bias, 5.0)
+    assert torch.equal(network(x), torch.full_like(scores, 5.0))
 
 
 def test_small_cnn_has_the_parameters_of_its_layers():

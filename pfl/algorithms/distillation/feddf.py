@@ -114,6 +114,9 @@ class FedDF(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         require_classes(self)
+
+    def begin_round(self, round_index: int) -> None:
+        """Refuses public inputs that the network cannot take; parties never load any."""
         self.public.check(self)
 
     # ---- what travels --------------------------------------------------------------------------

@@ -349,7 +349,9 @@ def check_run(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
             f"train in rounds, take another method"
         )
     if method.family is not None:
-        raise ConfigError("model.network: Family is for simulations; parties have one network")
+        raise ConfigError(
+            "model.network: Family is for simulations; real parties all have the same network"
+        )
     for key in ("unseen", "attackers", "clock", "by_client"):
         if getattr(loop.participation, key) is not None:
             raise ConfigError(f"loop.{key}: it is for simulations; parties take null")

@@ -156,6 +156,9 @@ def test_runs_that_parties_cannot_have_are_not_written(tmp_path, monkeypatch):
         "loop.attackers: it is for simulations": [
             *["--loop.attackers.clients", "[1]", "--loop.attackers.attack", "SignFlip"],
         ],
+        "model.network: Family is for simulations; real parties all have the same network": [
+            *["--config", Path(__file__).parents[2] / "configs" / "hospitals.yaml"],
+        ],
         "trainer.devices: '2'; it must be 1": ["--trainer.devices", 2],
         "trainer.callbacks: LocalBaseline needs the clients' samples": [
             "--trainer.callbacks",

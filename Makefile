@@ -27,7 +27,7 @@ test-quick: $(INSTALLED)  ## the tests that are not marked as slow: under two mi
 # Flower wants an older protobuf than the other packages of the tests: it has an environment of its own,
 # which takes those from .venv.
 FLOWER := .venv-flower
-FLOWER_TESTS := tests/deploy/test_here.py tests/deploy/test_page.py tests/deploy/test_flower.py
+FLOWER_TESTS := $(addprefix tests/deploy/test_,here.py link.py page.py flower.py)
 
 test-flower: $(FLOWER)/.installed  ## the tests over Flower's real processes, in .venv-flower
 	$(FLOWER)/bin/python -m pytest -n 0 $(FLOWER_TESTS) $(ARGS)

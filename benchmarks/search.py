@@ -1,34 +1,40 @@
 """How often `pfl search` is right: searches with planted variants, luck alone or a true gain.
 
     python -m benchmarks.search --searches 1000        # drawn scores, the harness's own decisions
-    python -m benchmarks.search --real 5               # a few searches whose tries are real runs
+    python -m benchmarks.search --real 10              # searches whose tries are real runs
 
 A drawn search tries twenty versions and then asks for a verdict. In searches of luck no version is
 better than the baseline; in the others one of them, at a random place, is better by two points
 (0.02), and the others are not. Scores of a seed share what the seed makes easy or hard; the gain of
 a version has the standard deviation of the row.
 
-A real search trains a multilayer perceptron on scikit-learn's digits. Each of its five versions
-draws the initial network anew, which is luck alone; the fourth one of a search with a gain has a
-larger learning rate, too.
+A real search gives the commands `pfl search try` and `judge` for real files and real runs: a
+multilayer perceptron on scikit-learn's digits, with five clients. Each of its five versions draws
+the initial network anew, from the same distribution as before: luck alone. The fourth version of a
+search with a gain has a larger learning rate, too. How large its gain is, the looks themselves say.
 """
 
 import argparse
+import io
 import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
+from pfl.cli import main as command
+from pfl.current_folder import add_current_folder
 from pfl.errors import ConfigError
 from pfl.experiments.search import CHOSEN, VERDICTS, Rules, Scores, Search
 from pfl.scores.statistics import seeds_to_choose
@@ -36,6 +42,7 @@ from pfl.scores.statistics import seeds_to_choose
 GAIN = 0.02
 EASE = 0.03  # the deviation of what all methods share under one seed
 DEVIATIONS = (0.01, 0.02, 0.03)
+PLANTED = {"luck": 1.0, "gain": 1.5}  # by which factor the rate of the fourth version is larger
 METHOD = """from torch import nn
 
 from pfl.algorithms import FedAvg
@@ -147,7 +154,7 @@ def drawn_verdict(
     return ends[-1]
 
 
-def real_verdict(number: int, factor: float) -> dict[str, Any]:
+def real_look(number: int, factor: float) -> dict[str, Any]:
     """Returns the record of the look of a search with real runs, whose seeds are the system's.
 
     The fourth of five versions multiplies the learning rate by `factor`.
@@ -156,18 +163,22 @@ def real_verdict(number: int, factor: float) -> dict[str, Any]:
         "seeds": [*range(100 * number, 100 * number + 4)],
         "search": {"tries": 5},
         "common": {
-            "trainer": {"max_epochs": 5, "accelerator": "cpu"},
+            "trainer": {"max_epochs": 10, "check_val_every_n_epoch": 10, "accelerator": "cpu"},
             "model.init_args": {
-                "network": {"class_path": "MLP", "init_args": {"in_features": 64}},
-                "lr": 0.1,
+                "network": {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [16]}},
+                "lr": 0.12,
+                "local_epochs": 4,
                 "batch_size": 20,
             },
             "data": {
                 "class_path": "DigitsDataModule",
                 "init_args": {
-                    "num_clients": 10,
-                    "partition": {"class_path": "Dirichlet", "init_args": {"alpha": 0.5}},
-                    "protocol": {"class_path": "SplitOwn", "init_args": {"validation": 0.2}},
+                    "num_clients": 5,
+                    "partition": {"class_path": "IID"},
+                    "protocol": {
+                        "class_path": "SplitOwn",
+                        "init_args": {"test": 0.5, "validation": 0.2},
+                    },
                 },
             },
         },
@@ -190,14 +201,28 @@ def real_verdict(number: int, factor: float) -> dict[str, Any]:
 
 
 def _step(folder: Path, step: str) -> dict[str, Any]:
-    words = [sys.executable, "-m", "pfl", "search", step, "search.yaml", "--jobs", "1"]
-    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise ConfigError(done.stderr.splitlines()[-1])
-    return json.loads(done.stdout)
+    """Returns what a command prints, in a process that has the imports of this one."""
+    context = get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_give, args=(folder, step, theirs))
+    process.start()
+    theirs.close()
+    status, out, err = ours.recv()
+    process.join()
+    if status:
+        raise ConfigError(err.splitlines()[-1])
+    return json.loads(out)
+
+
+def _give(folder: Path, step: str, pipe: Connection) -> None:
+    os.chdir(folder)
+    add_current_folder()
+    torch.set_num_threads(1)
+    out = io.StringIO()
+    err = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        status = command(["search", step, "search.yaml", "--jobs", "1"])
+    pipe.send((status, out.getvalue(), err.getvalue()))
 
 
 def main() -> None:
@@ -218,17 +243,30 @@ def main() -> None:
             shares = " | ".join(f"{ends[word] / given.searches:.1%}" for word in VERDICTS.values())
             print(f"| {gain} | {deviation} | {noise} | {looks} | {shares} |", flush=True)
     if given.real:
-        print("| planted | verdict | difference | interval | p | seeds of the look |")
-        print("|---|---|---|---|---|---|")
-    for number in range(given.real):
-        for planted, factor in (("luck", 1.0), ("gain", 1.25)):
-            look = real_verdict(number, factor)
-            print(
-                f"| {planted} | {look['verdict']} | {look['difference']:+.4f} | "
-                f"{look['low']:+.4f} … {look['high']:+.4f} | {look['p']:.2g} | "
-                f"{len(look['gains'])} |",
-                flush=True,
-            )
+        real_searches(given.real)
+
+
+def real_searches(number: int) -> None:
+    """Prints the looks of so many searches of luck and of a gain, and what they found."""
+    print("| planted | search | judged | verdict | difference | interval | p | seeds |")
+    print("|---|---|---|---|---|---|---|---|")
+    ends: dict[str, Counter[str]] = {"luck": Counter(), "gain": Counter()}
+    chosen = []  # what each seed of a look has gained by the better version
+    for one, (planted, factor) in itertools.product(range(number), PLANTED.items()):
+        look = real_look(one, factor)
+        ends[planted][look["verdict"]] += 1
+        if planted == "gain" and look["best"] == 4:
+            chosen += look["gains"]
+        print(
+            f"| {planted} | {one + 1} | version {look['best']} | {look['verdict']} | "
+            f"{look['difference']:+.4f} | {look['low']:+.4f} to {look['high']:+.4f} | "
+            f"{look['p']:.2g} | {len(look['gains'])} |",
+            flush=True,
+        )
+    for planted, counts in ends.items():
+        print(f"{planted}: " + ", ".join(f"{word} {n} of {number}" for word, n in counts.items()))
+    if chosen:
+        print(f"gain of version 4: {np.mean(chosen):+.4f}, {len(chosen)} seeds of looks")
 
 
 if __name__ == "__main__":

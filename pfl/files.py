@@ -46,12 +46,13 @@ def lock(path: Path, taken: str, **options: Any) -> FileLock:
     Args:
         path: The file of the lock.
         taken: What the error says if another process has it.
-        options: Further arguments of `FileLock`, such as `mode`.
+        options: Further arguments of `FileLock`: `mode`, or `timeout`, the seconds that another
+            process has to release it.
 
     Raises:
         ConfigError: Another process has it, or the file cannot be written.
     """
-    file = FileLock(path, timeout=0, **options)
+    file = FileLock(path, **{"timeout": 0, **options})
     with writing(path):
         try:
             file.acquire()

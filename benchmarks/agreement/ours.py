@@ -31,11 +31,12 @@ from benchmarks.agreement.problem import (
     Iterates,
     Problem,
     arrays,
+    padded,
 )
 from datamodules import Natural, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.clients import ClientData, Clients, LocalSchedule
-from pfl.method import FederatedAlgorithm, LoRA, MovedWeights
+from pfl.method import FederatedAlgorithm, LoRA, MovedWeights, Network
 from pfl.models.classifier import Classifier
 from pfl.rounds.clock import Clock
 
@@ -92,12 +93,12 @@ class Recorder(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
-        everyone = np.array(EVERYONE)
         row = {f"server {k}": _array(v) for k, v in pl_module.named_buffers(recurse=False)}
-        for name in pl_module.store.names:
-            row[f"client {name}"] = _array(pl_module.store.read(name, everyone))
+        states = [self._states(pl_module, i) for i in EVERYONE]
+        for name in states[0]:
+            row[f"client {name}"] = padded([state[name] for state in states])
         row["w"] = _array(pl_module.global_model)
-        if pl_module.has_personalized:
+        if pl_module.has_personalized and not pl_module.members:
             order = np.argsort(-np.array(SIZES), kind="stable")
             clients = next(iter(pl_module.iter_clients()))
             assert (clients.ids == order).all()
@@ -106,13 +107,26 @@ class Recorder(pl.Callback):
             row["v"] = v
         self.rounds.append(row)
 
+    @staticmethod
+    def _states(method: FederatedAlgorithm, i: int) -> dict[str, np.ndarray]:
+        """The states of a client."""
+        if not method.members:
+            rows = {name: method.store.read(name, np.array([i])) for name in method.store.names}
+        else:
+            client = Clients(
+                np.array([i]), method.rounds, method.run.loop.client_data(method.device)
+            )
+            method.of_client(i).states.read(client)
+            rows = client.state
+        return {name: _array(values)[0] for name, values in rows.items()}
+
 
 def run(
     kind: type[FederatedAlgorithm],
     *,
     cohorts: Sequence[Sequence[int]] = COHORTS,
     clock: Clock | None = None,
-    of: nn.Module | None = None,
+    of: Network | None = None,
     **settings: Any,
 ) -> Iterates:
     """The iterates of a method, with the problem's settings where no others are given.

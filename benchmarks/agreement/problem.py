@@ -9,7 +9,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import FileFinder, SourceFileLoader
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 
 SIZES = (12, 7, 10, 6, 3)  # samples of the clients
 FEATURES, HIDDEN, CLASSES = 5, 4, 3
+MEMBERS, MESSENGER, NESTED = ((4,), (6, 8)), (4,), 2  # widths where clients' networks differ
 BATCH, EPOCHS, HEAD_EPOCHS, RATE = 4, 2, 3, 0.1
 NEIGHBOURS, SHARE = 4, 0.3  # of training samples that vote, and their weight
 SECONDS = (1.0, 1.3, 1.6, 1.9, 0.7)  # of a client's turn, where the server waits for no cohort
@@ -112,6 +113,22 @@ def starts(start: np.ndarray, count: int) -> np.ndarray:
 def hypernetwork(size: int) -> np.ndarray:
     """The first values of a network at the server, and of its inputs, [size]."""
     return 0.5 * np.random.default_rng(2).normal(size=size)
+
+
+def started(size: int, number: int) -> np.ndarray:
+    """The first values of what a method adds to the network, [size].
+
+    Args:
+        size: How many there are.
+        number: Of the part, where there are several.
+    """
+    return 0.5 * np.random.default_rng(3 + number).normal(size=size)
+
+
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Values of clients whose networks differ, with zeros up to the longest row."""
+    width = max(map(len, rows))
+    return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
 
 
 BODY = HIDDEN * FEATURES + HIDDEN  # the first entries of a parameter vector; the head's follow

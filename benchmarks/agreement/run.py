@@ -73,6 +73,15 @@ class Project:
 
 PROJECTS = [
     Project("TsingZ0", "PFLlib", "pfllib", "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
+    Project("TsingZ0", "HtFLlib", "htfllib", "e959261d906f40377410bc4d9d13ba3f6af56782"),
+    Project("LipingYi", "FedMRL", "fedmrl", "8b90f41e973ef0977f185510c8f0b7a2c778647a"),
+    Project(
+        "diaoenmao",
+        "HeteroFL-Computation-and-Communication-Efficient-Federated-Learning-for-"
+        "Heterogeneous-Clients",
+        "heterofl",
+        "cc40f3e46b0fab5364d62a1bb623d3764daf179d",
+    ),
     Project("KarhouTam", "FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
     Project("alpemreacar", "FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
     Project("huangtiansheng", "fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),

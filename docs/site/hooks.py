@@ -25,6 +25,8 @@ import pfl.algorithms
 ROOT = Path(__file__).parents[2]
 RESULTS = "benchmarks/results"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
+FIGURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.png)\)$", re.M)
+WIDE = 7  # columns of a table that takes the place of the page's table of contents
 NOTEBOOK = re.compile(r"\[[^\]]*\]\(([\w-]+\.ipynb)\)")  # in the folder docs/
 COLAB = "https://colab.research.google.com/github"
 
@@ -134,8 +136,9 @@ def mark_best(markdown: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fills the footer with version, licence and repository, and the menu with the methods."""
-    config.copyright = f"lightning-pfl {version('lightning-pfl')}, Apache-2.0"
+    """Fills head and footer with version, licence and repository, and the menu with the methods."""
+    config.site_name = f"{config.site_name} {version('lightning-pfl')}"
+    config.copyright = f"{config.site_name}, Apache-2.0"
     if repository := os.environ.get("GITHUB_REPOSITORY"):  # such as "owner/name"
         config.repo_url = f"https://github.com/{repository}"
         config.copyright += f', <a href="{config.repo_url}">{repository}</a>'
@@ -156,7 +159,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mends links that leave docs/, adds Colab's to a notebook's, and keeps "mean ± std" whole."""
+    """Mends links that leave docs/, adds Colab's to a notebook's, and keeps "mean ± std" whole.
+
+    A picture becomes a link to itself in full size, and wide tables get the whole page.
+    """
     results = page.file.src_uri.startswith("benchmarks/")
     here = PurePosixPath(RESULTS if results else "docs") / (
         "." if results else PurePosixPath(page.file.src_uri).parent
@@ -176,6 +182,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     if page.file.src_uri == "record/leaderboard.md":
         markdown = mark_best(markdown)
+    columns = re.findall(r"^\|[-:| ]+\|$", markdown, re.M)
+    if any(line.count("|") > WIDE for line in columns):
+        page.meta["hide"] = [*page.meta.get("hide", []), "toc"]
+    markdown = FIGURE.sub(r"[![\1](\2)](\2){ .figure }", markdown)
     markdown = LINK.sub(mend, markdown).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     if repository := os.environ.get("GITHUB_REPOSITORY"):  # such as "owner/name"
         in_colab = rf"\g<0> ([open it in Colab]({COLAB}/{repository}/blob/main/docs/\1))"

@@ -15,8 +15,11 @@ from pfl.algorithms.averaging.per_fedavg import PerFedAvg as PerFedAvg
 from pfl.algorithms.averaging.scaffold import SCAFFOLD as SCAFFOLD
 from pfl.algorithms.clusters.cfl import CFL as CFL
 from pfl.algorithms.clusters.ifca import IFCA as IFCA
+from pfl.algorithms.distillation.feddf import FedDF as FedDF
+from pfl.algorithms.distillation.fedgen import FedGen as FedGen
 from pfl.algorithms.distillation.fedkd import FedKD as FedKD
 from pfl.algorithms.distillation.fedmd import FedMD as FedMD
+from pfl.algorithms.distillation.fedmrl import FedMRL as FedMRL
 from pfl.algorithms.distillation.fml import FML as FML
 from pfl.algorithms.features.feddbe import FedDBE as FedDBE
 from pfl.algorithms.features.feddistill import FedDistill as FedDistill

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pfl.callbacks.recorder import RunRecorder
 from pfl.callbacks.round_checkpoint import SavingClock
@@ -20,6 +22,8 @@ from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
 from pfl.method import checkpoint
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.family import clients_by_member, widest
+from pfl.method.hooks import Method
 from pfl.method.scoring import clients_in_group
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 from pfl.rounds.loop import FederatedLoop
@@ -35,6 +39,7 @@ class LocalBaseline(Callback):
 
     Initial model, rounds, cohorts, local steps and learning rates are as in the run, but every
     client continues from its own last model: the result is that of `LocalTrain` with the same loop.
+    Clients with networks of their own train these.
     It is scored after the best round of the run by validation and after the last one, so that a
     client's gain compares models of the same round. The baseline takes about as long as the local
     training of the run itself; with a checkpoint of its own, `checkpoints/local.ckpt`, a resumed
@@ -58,11 +63,6 @@ class LocalBaseline(Callback):
         self._initial: dict[str, Tensor] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
-        if pl_module.family is not None:
-            raise ConfigError(
-                "trainer.callbacks: LocalBaseline: the clients have networks of their own; compare "
-                "with a run of LocalTrain"
-            )
         # The initial model of another run is forgotten; a checkpoint restores its own later.
         if stage == "fit" and pl_module.rounds == 0:
             self._initial = self.scores = None
@@ -70,9 +70,13 @@ class LocalBaseline(Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if self._initial is None:
-            w = pl_module.global_model.clone()
-            buffers = pl_module.oracle.buffers.read(pl_module.network, w)
-            self._initial = {"w": w, "buffers": buffers}
+            models: list[Tensor] = []
+            buffers: list[Tensor] = []
+            for method in pl_module.members or [pl_module]:
+                w = method.global_model.clone()
+                models.append(w)
+                buffers.append(method.oracle.buffers.read(method.network, w))
+            self._initial = {"w": torch.cat(models), "buffers": torch.cat(buffers)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial}
@@ -188,17 +192,24 @@ def train_local_baseline(
     Args:
         algorithm: The algorithm whose settings are used.
         loop: The loop whose data and cohorts are used.
-        initial: The initial model "w" [P] and its "buffers".
+        initial: The initial model "w" [P] and its "buffers"; of all networks, one after the other,
+            where the clients' differ.
         scored: The rounds after which the clients are scored; the baseline ends with the last one.
         saved: The checkpoint from which the training continues, and into which it is saved.
 
     Returns:
         By round the test scores of every client, as `ClientScores.compute` returns them.
     """
+    methods = list(algorithm.members) or [algorithm]
+    kinds = np.zeros(loop.num_clients, np.int64)
+    if algorithm.members:
+        kinds = algorithm.kinds
+    first = first_states(methods, initial)
     store = loop.client_store(algorithm.device)
-    for name, values in initial.items():
-        if len(values):
-            store.declare(name, values)
+    for name in initial:
+        rows = [own[name] for own in first]
+        if max(map(len, rows)):
+            store.declare(name, widest(rows))
     data = loop.client_data(algorithm.device)
 
     def chunks(ids: np.ndarray, round_index: int, split: str) -> list[Clients]:
@@ -207,15 +218,20 @@ def train_local_baseline(
         return [Clients(c, round_index, data, split, dtype=initial["w"].dtype) for c in chunks]
 
     def load_state(clients: Clients) -> Tensor:
-        state = {name: store.read(name, clients.ids, algorithm.device) for name in store.names}
+        own = first[kinds[clients.ids[0]]]
+        state = {}
+        for name in store.names:
+            row = own[name].to(algorithm.device)
+            if len(row):
+                rows = store.read(name, clients.ids, algorithm.device)[:, : len(row)]
+                seen = torch.from_numpy(store.has(name, clients.ids)).to(rows.device)
+                state[name] = torch.where(seen[:, None], rows, row)
         clients.buffers = state.get("buffers")
         return state["w"]
 
-    def train(clients: Clients) -> Tensor:
-        return algorithm.local_sgd(clients, load_state(clients))
-
-    def score(clients: Clients) -> list[Scores]:
-        return list(row_scores(algorithm.oracle, clients, load_state(clients), bool(loop.metrics)))
+    def write(name: str, clients: Clients, rows: Tensor) -> None:
+        width = len(store.initial(name))
+        store.write(name, clients.ids, pad(rows, (0, width - rows.shape[1])))
 
     def evaluate(rounds: int) -> NumbersOf:
         metric = ClientScores(
@@ -226,11 +242,17 @@ def train_local_baseline(
             loop.own_unit,
         ).to(algorithm.device)
         for chunk in chunks(loop.population, rounds, "test"):
-            size = clients_in_group(algorithm, chunk)
-            for _, parts in algorithm.groups.run(chunk, score, size, "evaluation"):
-                for one in parts:
-                    metric.add(one)
-                metric.finish()
+            for method, clients in clients_by_member(methods, kinds, chunk):
+
+                def score(group: Clients, method: Method = method) -> list[Scores]:
+                    w = load_state(group)
+                    return list(row_scores(method.oracle, group, w, bool(loop.metrics)))
+
+                size = clients_in_group(method, clients)
+                for _, parts in method.groups.run(clients, score, size, "evaluation"):
+                    for one in parts:
+                        metric.add(one)
+                    metric.finish()
         return metric.compute()
 
     if saved:
@@ -242,12 +264,27 @@ def train_local_baseline(
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
             for part in kept:
-                for clients, w in algorithm.groups.run(part, train):
-                    store.write("w", clients.ids, w)
-                    if clients.buffers is not None:
-                        store.write("buffers", clients.ids, clients.buffers)
+                for method, own in clients_by_member(methods, kinds, part):
+
+                    def train(group: Clients, method: Method = method) -> Tensor:
+                        return method.local_sgd(group, load_state(group))
+
+                    for clients, w in method.groups.run(own, train):
+                        write("w", clients, w)
+                        if clients.buffers is not None:
+                            write("buffers", clients, clients.buffers)
         if round_index + 1 in scored:
             scores[round_index + 1] = evaluate(round_index + 1)
         if saved is not None:
             saved.save(store, round_index + 1, scores)
     return scores
+
+
+def first_states(
+    methods: Sequence[Method], initial: Mapping[str, Tensor]
+) -> list[dict[str, Tensor]]:
+    """Returns the initial model and the running statistics of each method's network."""
+    models = initial["w"].split([method.space.size for method in methods])
+    buffers = initial["buffers"].split([method.oracle.buffers.size for method in methods])
+    pairs = zip(models, buffers, strict=True)
+    return [{"w": w, "buffers": statistics} for w, statistics in pairs]

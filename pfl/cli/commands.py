@@ -328,8 +328,10 @@ def export(given: argparse.Namespace) -> None:
         raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
 
 
-def _checkpoint_of(run: Path) -> Path:
+def _checkpoint_of(run: Path | None) -> Path:
     """Returns a checkpoint, which is given by its path or by the folder of its run."""
+    if run is None:
+        raise ConfigError("RUN: give the folder of a run, or --party with a party's file")
     if run.is_dir():
         return run / "checkpoints" / "last.ckpt"
     if not run.exists():
@@ -337,11 +339,25 @@ def _checkpoint_of(run: Path) -> Path:
     return run
 
 
+def _only_with_party(command: str, given: argparse.Namespace, *others: str) -> None:
+    """Refuses what a party's own model does not take."""
+    for name in others:
+        if getattr(given, name):
+            word = {"run_folder": "RUN", "with_global": "--global"}.get(name, f"--{name}")
+            raise ConfigError(f"{command}: {word} and --party: give one of them")
+
+
 def evaluate(given: argparse.Namespace) -> None:
     """Score each model of a run on each client's samples, or on those of other data.
 
     `scores.csv`, `matrix.csv` and `matrix.png` are written: models by clients.
     """
+    if given.party is not None:
+        _only_with_party("evaluate", given, "run_folder", "data", "client", "metric")
+        from pfl.export.party import evaluate_party, splits_of
+
+        print(evaluate_party(given.party, splits_of(given.split), given.out))
+        return
     from pfl.export.evaluate import evaluate as write
 
     options = {"data": given.data, "split": given.split, "metric": given.metric}
@@ -350,8 +366,12 @@ def evaluate(given: argparse.Namespace) -> None:
 
 def predict_rows(given: argparse.Namespace) -> None:
     """Write what a run's models predict for the rows of a new table, with the rows' ids."""
-    from pfl.export.predict import predict
+    from pfl.export.predict import predict, predict_at_party
 
+    if given.party is not None:
+        _only_with_party("predict", given, "run_folder", "client", "with_global")
+        print(predict_at_party(given.party, given.rows, given.out, given.id))
+        return
     models = {"client": given.client, "with_global": given.with_global}
     print(predict(_checkpoint_of(given.run_folder), given.rows, given.out, given.id, **models))
 

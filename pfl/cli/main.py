@@ -109,7 +109,8 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
             raise ConfigError("data: give a file, such as patients.csv, or --config quickstart")
         if not rest:
             raise ConfigError(f"{command}: give a configuration, such as --config quickstart")
-        if command == "predict" and not rest[0].startswith("-") and Path(rest[0]).exists():
+        is_run = not rest[0].startswith("-") and Path(rest[0]).exists()
+        if command == "predict" and (is_run or "--rows" in rest or "--party" in rest):
             return predict_parser().parse_args(rest)
         if not rest[0].startswith("-") and command != "data":
             raise ConfigError(f"{command}: {rest[0]}; give the configuration as --config {rest[0]}")

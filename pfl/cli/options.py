@@ -168,7 +168,9 @@ def add_parsers(parsers: Any) -> None:
         commands.evaluate, "score a run's models on each client's samples, or on other data"
     )
     folder = "the folder of a run, or a checkpoint in it"
-    one.add_argument("run_folder", type=Path, metavar="RUN", help=folder)
+    one.add_argument("run_folder", type=Path, metavar="RUN", nargs="?", help=folder)
+    there = "a party's file: its own model, on its own samples, without a server"
+    one.add_argument("--party", type=Path, metavar="FILE", help=there)
     file = "a configuration with other `data`; default: the run's own"
     one.add_argument("--data", type=Path, metavar="FILE", help=file)
     which = "of whose samples; default: all of other data, else test"
@@ -209,7 +211,9 @@ def predict_parser() -> CommandParser:
     one = CommandParser(prog="pfl predict", description=commands.predict_rows.__doc__)
     one.set_defaults(run=commands.predict_rows, command="predict_rows")
     folder = "the folder of a run, or a checkpoint in it"
-    one.add_argument("run_folder", type=Path, metavar="RUN", help=folder)
+    one.add_argument("run_folder", type=Path, metavar="RUN", nargs="?", help=folder)
+    there = "a party's file: its own model predicts, without a server"
+    one.add_argument("--party", type=Path, metavar="FILE", help=there)
     one.add_argument("--rows", type=Path, required=True, help="a .csv or .parquet file of new rows")
     one.add_argument(
         "--id", metavar="COLUMN", help="the column of the ids; default: the row number"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import pickle
+import re
 import shlex
 import zipfile
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import yaml
 from pfl.errors import ConfigError
 
 Given = argparse.Namespace
+SHELL = re.compile(r"\d?>|[&|;]")  # a word that ends a command's arguments
 
 
 class Flag(NamedTuple):
@@ -148,6 +150,7 @@ METHODS = {
     "FedKD": Method("FedKD", {"T_start": "first_energy", "T_end": "last_energy"}, differs=True),
     "FedAvgDBE": Method("FedDBE", {"kl_weight": "penalty", "momentum": "momentum"}, differs=True),
 }
+METHODS["FedDBE"] = METHODS["FedAvgDBE"]  # as newer versions call it
 POSITIVE = {"alpha": "FedDyn", "server_mixture": "pFedMe"}  # PFLlib's default or use allows 0
 DATA = {  # of PFLlib's data sets in small letters: our data module, channels and side of an image
     "mnist": ("MNISTDataModule", 1, 28),
@@ -159,7 +162,14 @@ DATA = {  # of PFLlib's data sets in small letters: our data module, channels an
     "svhn": ("SVHNDataModule", 3, 32),
     "tinyimagenet": ("TinyImageNetDataModule", 3, 64),
 }
-NETWORKS = ("mlr", "cnn", "dnn", "resnet", "resnet34", "alexnet", "googlenet", "mobilenet_v2")
+TORCHVISION = {  # of PFLlib's names in small letters, those of older versions first
+    "resnet": "resnet18",
+    "resnet18": "resnet18",
+    "resnet34": "resnet34",
+    "mobilenet_v2": "mobilenet_v2",
+    "mobilenet": "mobilenet_v2",
+}
+NETWORKS = ("mlr", "cnn", "dnn", "alexnet", "googlenet", *TORCHVISION)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -171,8 +181,8 @@ def translate(command: str, dataset: Path | None = None) -> str:
     """Returns the YAML of a command of PFLlib; comments at its head say what differs.
 
     Args:
-        command: Such as "main.py -data MNIST -m CNN -algo Ditto"; words before the first flag do
-            not count.
+        command: Such as "main.py -data MNIST -m CNN -algo Ditto"; words before the first flag of
+            main.py, and what the shell does with its output, do not count.
         dataset: An .npz file of PFLlib's own samples, by `read_dataset`; None: our data module.
 
     Raises:
@@ -207,9 +217,15 @@ def _parse(command: str) -> Given:
     except ValueError as error:
         raise ConfigError(f"import: {command}; it cannot be read ({error})") from error
     begin = 0
+    programs = [place for place, word in enumerate(words) if word.endswith(".py")]
+    if programs:
+        begin = programs[0] + 1  # options of Python stand before
     while begin < len(words) and not words[begin].startswith("-"):
         begin += 1
-    given, others = parser.parse_known_args(words[begin:])
+    end = begin
+    while end < len(words) and not SHELL.match(words[end]):
+        end += 1
+    given, others = parser.parse_known_args(words[begin:end])
     if others:
         known = [f"-{flag.short}" for flag in FLAGS] + [f"--{flag.long}" for flag in FLAGS]
         hint = ""
@@ -340,10 +356,10 @@ def _network(given: Given, channels: int, side: int, notes: list[str]) -> dict[s
         return {"class_path": "AlexNet", "init_args": images}
     if name == "googlenet":
         return {"class_path": "GoogLeNet", "init_args": {**images, "small_images": False}}
-    if name in NETWORKS:
-        network = {"resnet": "resnet18"}.get(name, name)
-        if name == "mobilenet_v2":
-            notes.append("-m mobilenet_v2: PFLlib's own network; here it is torchvision's.")
+    if name in TORCHVISION:
+        network = TORCHVISION[name]
+        if network == "mobilenet_v2":
+            notes.append(f"-m {given.model}: PFLlib's own network; here it is torchvision's.")
         return {"class_path": "TorchVision", "init_args": {"name": network, **images}}
     raise ConfigError(
         f"import: -m {given.model}: there is no such network here; there are {', '.join(NETWORKS)}"
@@ -409,13 +425,26 @@ class _Arrays(pickle.Unpickler):
 def write_dataset(folder: Path, file: Path) -> None:
     """Writes the samples in a folder of PFLlib as a file of `ArrayDataModule`.
 
+    A file with the same samples stays.
+
     Raises:
-        ConfigError: The folder cannot be read, or the file is there already.
+        ConfigError: The folder cannot be read, or a file with something else is there already.
     """
-    if file.exists():
-        raise ConfigError(f"import: {file}: the file is there already; rename or remove it")
     arrays: dict[str, Any] = read_dataset(folder)
-    np.savez_compressed(file, **arrays)
+    if not file.exists():
+        np.savez_compressed(file, **arrays)
+    elif not _holds(file, arrays):
+        raise ConfigError(f"import: {file}: another file is there already; rename or remove it")
+
+
+def _holds(file: Path, arrays: dict[str, np.ndarray]) -> bool:
+    """Returns whether a file has these arrays, and no others."""
+    try:
+        with np.load(file) as found:
+            same = set(found) == set(arrays)
+            return same and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    except DAMAGE:
+        return False
 
 
 DAMAGE = (

@@ -37,9 +37,11 @@ from pfl.deploy.data import (
     unlike,
 )
 from pfl.deploy.link import Link
+from pfl.deploy.noise import OwnNoise
+from pfl.deploy.overview import overview_of, overview_text, versions
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
-from pfl.deploy.schema import one_line
+from pfl.deploy.schema import PROTOCOL, one_line
 from pfl.deploy.server import Server, check_callback, check_run
 from pfl.deploy.wire import LIMIT
 from pfl.deploy.worker import Worker, digest, private_folder
@@ -51,6 +53,7 @@ from pfl.rounds.loop import FederatedLoop
 PRECISIONS = {None: torch.float32, "32-true": torch.float32, "64-true": torch.float64}
 APP = Path(__file__).parent / "flower_app"
 CONFIG_TOML = ".flwr/config.toml"
+ENDING = 20.0  # seconds that a server which was killed a moment ago has to end
 NODE = (
     "app",
     "client",
@@ -126,6 +129,8 @@ def write_app(words: list[str], out: Path) -> int:
     devices = values["trainer"].get("devices", 1)
     holds = devices in (1, "1", "auto", None) or (isinstance(devices, list) and len(devices) == 1)
     require_value("trainer.devices", devices, holds, "1; a server has one process")
+    machines = values["trainer"].get("num_nodes", 1)
+    require_value("trainer.num_nodes", machines, machines == 1, "1; a server has one process")
     data = built.data
     lacking = own_statistics(data)
     refuse_scaled_targets(data)
@@ -193,7 +198,7 @@ def agreement(values: Mapping[str, Any], server: Mapping[str, Any], network: Any
     """
     trainer = values["trainer"]
     parts = {
-        "pfl": pfl.__version__,
+        "protocol": PROTOCOL,
         **{key: values[key] for key in ("seed_everything", "model", "loop")},
         "trainer": {name: trainer.get(name) for name in ("max_epochs", "precision")},
         "data": server["data"]["init_args"],
@@ -265,7 +270,7 @@ def _only_server(run: Path) -> AbstractContextManager[None]:
         f"name: another server works for the run {run}; end it first (flwr stop), or give another "
         f"name"
     )
-    return files.locked(path, taken)
+    return files.locked(path, taken, timeout=ENDING)
 
 
 def _number(key: str, value: Any) -> float:
@@ -327,7 +332,11 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
         # Whom weighted sampling draws depends on the sizes of all parties, and is the server's.
         options = cli.options | {"sampling": "uniform", "seed": shared["seed"]}
         loop = FederatedLoop(data, **options)
-        return Party(cli.method, loop, client, values["trainer"]["max_epochs"], dtype, device)
+        own = None
+        if policy.clip is not None:
+            own = OwnNoise(policy.clip, policy.noise or 0.0)
+        rounds = values["trainer"]["max_epochs"]
+        return Party(cli.method, loop, client, rounds, dtype, device, own)
 
     party = build(None)  # refuses samples that the network does not take
     data = party.loop.datamodule
@@ -338,12 +347,23 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
             line = unlike(key, facts[key], f"party {client}", shared[key], "the run")
             if line is not None:
                 raise ConfigError(f"{path}: data: {line}")
+    if not given["share_sizes"] and "classes" in policy.overview:
+        raise ConfigError(
+            f"{path}: policy.overview: classes tells numbers of samples, and share_sizes is false; "
+            f"leave one of them out"
+        )
+    overview = overview_of(data)
+    facts["versions"] = versions()
+    facts["overview"] = {key: overview[key] for key in policy.overview}
+    facts["noise"] = policy.adds_noise
     with files.run_folder_errors(folder, f"{path}: folder"):
         private_folder(folder)
     agreed = agreement(values, server, party.method.network)
     limit = given["message_limit"]
     sizes = given["share_sizes"]
-    return Worker(client, agreed, facts, build, folder, sizes, limit, policy), socket
+    worker = Worker(client, agreed, facts, build, folder, sizes, limit, policy)
+    worker.overview = overview
+    return worker, socket
 
 
 def read_link(path: Path, address: str | None = None) -> Link | None:
@@ -362,27 +382,35 @@ def read_link(path: Path, address: str | None = None) -> Link | None:
 def check_text(worker: Worker) -> str:
     """Returns what the server compares and what a party tells of its samples, a line each.
 
+    An overview of the samples follows, whether the party tells it or not.
+
     Args:
         worker: The party's worker, whose samples `read_node` has compared with the run's.
     """
     network = {key: x for key, x in worker.agreed.items() if key.startswith("network.")}
     facts = dict(worker.facts)
     sizes = facts.pop("sizes")
+    told = [key for key, value in facts.pop("overview").items() if value is not None]
+    programs = facts.pop("versions")
+    facts.pop("noise")
     if worker.sizes:
         samples = f"{sizes[0]} to train with, {sizes[1]} to validate, {sizes[2]} to test"
     else:
         samples = "not told"
     rows = {
-        "pfl": worker.agreed["pfl"],
+        "versions": ", ".join(f"{name} {version}" for name, version in programs.items()),
         "configuration": digest(worker.agreed),
         "network": digest(network),
         **{key.replace("_", " "): value for key, value in facts.items()},
         "samples": samples,
+        "overview told": ", ".join(told) or "nothing (policy.overview)",
     }
     width = max(map(len, rows))
     lines = [f"party {worker.client} agrees with run.yaml and server.yaml:"]
     lines += [f"  {key.ljust(width)}  {one_line(str(value))}" for key, value in rows.items()]
-    return "\n".join(lines)
+    own = {"here": worker.overview}
+    lines += ["", overview_text(own, facts["class_names"], facts["feature_names"])]
+    return "\n".join(lines).rstrip()
 
 
 def check_server(worker: Worker, link: Link, ready: Callable[[], None], seconds: float) -> str:
@@ -401,7 +429,7 @@ def check_server(worker: Worker, link: Link, ready: Callable[[], None], seconds:
     if lines is None:
         raise ConfigError(
             f"node: --check: no server has asked at {link.address} within {seconds:g} s; start the "
-            f"run (flwr run), or give more --seconds"
+            f"run (server/run.sh), or give more --seconds"
         )
     for line in lines:
         print(one_line(line), flush=True)

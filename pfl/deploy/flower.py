@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import threading
@@ -114,5 +115,30 @@ def serve(grid: Grid, app: Path, options: Mapping[str, Any]) -> None:
     """Runs the server of an app that `pfl deploy` has written; the ServerApp calls it."""
     from pfl.deploy.app import run_server
 
-    signal_with_parent(signal.SIGKILL)  # a reply that is still being fetched would keep it alive
+    end_with_parent()
     run_server(FlowerGrid(grid), app, options)
+
+
+def end_with_parent() -> None:
+    """Has the system end this process when that of Flower ends which has started it."""
+    signal_with_parent(signal.SIGKILL)  # a reply that is still being fetched would keep it alive
+    if is_orphan(os.getppid()):  # it was killed while this process has started
+        print("error: the SuperLink that has started this server has ended", flush=True)
+        os._exit(1)
+
+
+def is_orphan(parent: int) -> bool:
+    """Returns whether a parent is not the process of Flower that has started its child.
+
+    It is then the first process, or `pfl.deploy.here`, which takes orphans of Flower's programs.
+
+    Args:
+        parent: The id of the parent.
+    """
+    try:
+        words = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # another system, or a process of somebody else
+        return parent == 1
+    if any(os.path.basename(word).startswith((b"flower", b"flwr")) for word in words):
+        return False
+    return parent == 1 or b"pfl.deploy.here" in words

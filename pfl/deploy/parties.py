@@ -15,6 +15,7 @@ from pfl.clients import Clients
 from pfl.deploy import schema
 from pfl.deploy.channel import EVERY, Channel
 from pfl.deploy.data import SAME, unlike
+from pfl.deploy.overview import other_versions, overview_text, versions
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.deploy.worker import difference, digest
 from pfl.errors import ConfigError
@@ -23,6 +24,7 @@ HELLO = 60.0  # seconds that a new party has to say who it is
 HELLO_BYTES = 1 << 26  # the most bytes of what it says then
 PAUSE = 1.0  # seconds before a peer that is not taken is asked again; each time twice as many
 LONGEST_PAUSE = 60.0
+REMARKS = ("versions", "overview", "noise")
 LOOK = 0.25  # seconds between two looks for parties
 
 
@@ -56,6 +58,8 @@ class Parties:
 
     Attributes:
         facts: What each party has told of its samples, by client.
+        remarks: What it has told beside that, by client: versions, an overview of its samples, and
+            whether it adds noise.
         peers: The peers of the parties that are there, by client.
         counted: By client, its last round whose message was counted.
         wire: Bytes of the messages of all rounds, to and from the parties.
@@ -80,6 +84,8 @@ class Parties:
         self.enough = enough
         self.run = uuid.uuid4().hex
         self.facts: dict[int, dict[str, Any]] = {}
+        self.remarks: dict[int, dict[str, Any]] = {}
+        self.versions = versions()
         self.peers: dict[int, int] = {}
         self.counted: dict[int, int] = {}
         self.saves: list[tuple[int, dict[int, int]]] = []  # `counted` at the last two checkpoints
@@ -106,7 +112,7 @@ class Parties:
         for peer in sorted(here - set(self.peers.values())):
             if peer not in self._outside or self._outside[peer].again <= now:
                 new.append(peer)
-        hello = pack({"do": "hello", "agreed": self.agreed})
+        hello = pack({"do": "hello", "agreed": self.agreed, "versions": self.versions})
         self._task = "hello"
         answers = self.channel.ask(dict.fromkeys(new, hello), min(HELLO, self.timeout))
         for peer in new:
@@ -136,6 +142,7 @@ class Parties:
         if "refused" in answer:
             raise WireError(str(answer["refused"]))
         facts = schema.read_facts(answer, self.count)
+        remarks = {key: facts.pop(key) for key in REMARKS}
         client = facts["client"]
         if self.needs_sizes and facts["hides"]:
             raise WireError(
@@ -155,6 +162,7 @@ class Parties:
         known = self.facts.setdefault(client, facts)
         if (line := difference(facts, known)) is not None:
             raise WireError(f"client {client} has come back with other samples: {line}")
+        self.remarks[client] = remarks
         self.peers[client] = peer
 
     def _compare(self, client: int, facts: dict[str, Any]) -> None:
@@ -228,9 +236,22 @@ class Parties:
                 if not facts["hides"]:
                     train, val, test = facts["sizes"]
                     words = f"{train} samples to train with, {val} to validate, {test} to test"
+                if self.remarks[client]["noise"]:
+                    words += "; adds noise of its own"
+                if others := other_versions(self.remarks[client]["versions"], self.versions):
+                    words += f"; {', '.join(others)}"
             found.append(f"party {client}: {words}")
         found += [f"outside: {one.line}" for _, one in sorted(self._outside.items())]
         return found
+
+    def overview(self) -> str:
+        """Returns tables of what the parties tell of their samples; empty if they tell nothing."""
+        told = {}
+        names: dict[str, Any] = {}
+        for client in sorted(self.peers):
+            told[f"party {client}"] = self.remarks[client]["overview"]
+            names = self.facts[client]
+        return overview_text(told, names.get("class_names"), names.get("feature_names"))
 
     def task(self, clients: Clients) -> dict[str, Any]:
         """Returns the task of one client: what it has received, and what is counted."""

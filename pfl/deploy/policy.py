@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from pfl.datamodules.errors import check_whole, require_value
+from pfl.deploy.schema import OVERVIEW
 from pfl.errors import ConfigError
 from pfl.scores.names import SPLITS
 
@@ -23,6 +25,9 @@ class Policy:
         tables: The names of the tables whose rows may leave.
         work: The largest share of a round's local steps.
         rounds: The most times that it trains in one run.
+        overview: What it tells of its samples before the first round, of `schema.OVERVIEW`.
+        clip: The largest norm of what it sends after training, measured from the server's model.
+        noise: The standard deviation of the noise that it adds to this, over `clip`.
     """
 
     splits: tuple[str, ...] = SPLITS
@@ -31,6 +36,9 @@ class Policy:
     tables: tuple[str, ...] | None = None
     work: float = 1.0
     rounds: int | None = None
+    overview: tuple[str, ...] = ()
+    clip: float | None = None
+    noise: float | None = None
 
     @classmethod
     def read(cls, key: str, given: Any) -> Policy:
@@ -47,7 +55,7 @@ class Policy:
         if unknown := given.keys() - {*names}:
             raise ConfigError(f"{key}: {min(unknown)}: the keys are {', '.join(names)}")
         values = dict(given)
-        for name in ("splits", "scores", "messages", "tables"):
+        for name in ("splits", "scores", "messages", "tables", "overview"):
             if name not in values:
                 continue
             listed = values[name]
@@ -56,12 +64,21 @@ class Policy:
             values[name] = tuple(listed)
         wrong = set(values.get("splits", ())) - {*SPLITS}
         require_value(f"{key}.splits", given.get("splits"), not wrong, "some of val and test")
+        wrong = set(values.get("overview", ())) - {*OVERVIEW}
+        parts = f"some of {', '.join(OVERVIEW)}"
+        require_value(f"{key}.overview", given.get("overview"), not wrong, parts)
+        _check_noise(key, values)
         work = values.get("work", 1.0)
         holds = type(work) in (int, float) and 0 < work <= 1
         require_value(f"{key}.work", work, holds, "above 0 and at most 1")
         if "rounds" in values:
             check_whole(f"{key}.rounds", values["rounds"])
         return cls(**values)
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether what leaves after training has noise of the party's own."""
+        return bool(self.noise)
 
     def check_training(self, work: float, trained: int) -> None:
         """Refuses a round of training that is not in the policy.
@@ -100,3 +117,21 @@ class Policy:
         """Refuses what would leave after a round, if the policy does not have all of it."""
         self.check_names("messages", messages)
         self.check_names("tables", tables)
+
+
+def _check_noise(key: str, values: dict[str, Any]) -> None:
+    """Checks `clip` and `noise`; with noise, no rows of tables leave unless they are listed."""
+    for name, holds, words in (
+        ("clip", lambda value: value > 0, "a positive number"),
+        ("noise", lambda value: value >= 0, "a number of at least 0"),
+    ):
+        value = values.get(name, 1.0)
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        require_value(f"{key}.{name}", value, is_number and holds(value), words)
+    if "noise" in values and "clip" not in values:
+        raise ConfigError(
+            f"{key}.noise: {values['noise']}; its deviation is this many times clip, which is "
+            f"missing; give clip, the largest norm of what the party sends"
+        )
+    if values.get("noise"):
+        values.setdefault("tables", ())

@@ -15,6 +15,10 @@ What a party tells the server:
 | | `hides` | true or false |
 | | `input`, `target` | a type and the lengths of a sample, of at most 2^28 values |
 | | `class_names`, `feature_names`, `transforms` | up to 2^20 texts of 2^16 letters, or null |
+| | `versions` | up to 16 names with texts of up to 60 letters, or nothing |
+| | `overview` | `classes` and `missing`: up to 2^20 numbers of samples; `ranges`: as many pairs |
+| | | of numbers from -1e30 to 1e30; each of them null if it is not told |
+| | `noise` | true or false: whether the party adds noise of its own; or nothing |
 | first, train | `messages` | arrays as method and stages declare them; finite (`far_away`) |
 | | their bytes | from 0 to 2^31 |
 | train | `taken` | sample gradients from 0 to 2^53 |
@@ -34,7 +38,8 @@ What the server asks of a party:
 | request | value | what it may be |
 |---|---|---|
 | all | `do` | hello, first, train, evaluate or finish |
-| hello | `agreed` | a mapping |
+| hello | `agreed` | a mapping, with the number of this protocol |
+| | `versions` | as a party's |
 | others | `agreed` | the digest of what party and server have in common |
 | | `run` | up to 64 letters and digits |
 | | `classes` | from 1 to 2^20, or null |
@@ -67,12 +72,15 @@ from pfl.method.log import Log
 from pfl.scores.names import SPLITS
 from pfl.stages.stage import Messages, Stage
 
+PROTOCOL = 2  # changes with what must be in a message
 SAMPLES = (1 << 31) - 1
 CLASSES = 1 << 20
 VALUES = 1 << 28  # of one sample
 WHOLE = 1 << 53  # up to here float64 has all whole numbers
 ROWS = 1 << 20  # of a table, from one party in one round
 NAMES = 1 << 20
+PROGRAMS = 16  # whose versions are told
+VERSION_LETTERS = 60
 LETTERS = 1 << 16  # of one name, or of the numbers of one transform
 LARGEST = 1e30  # of losses and scores: any sum of them over samples and parties is finite
 FAR = 1e6  # how many times the values of others a message's largest value may be
@@ -81,6 +89,8 @@ SHOWN = 500  # letters of a party's text in a line
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./ -]{0,59}")  # becomes the name of a column
 RUN = re.compile(r"[A-Za-z0-9]{1,64}")  # becomes the name of a folder
 TASKS = ("hello", "first", "train", "evaluate", "finish")
+OVERVIEW = ("classes", "missing", "ranges")
+"""What a party may tell of its samples beside their numbers."""
 Columns = tuple[tuple[str, str], ...]
 """The names and the types of a table's columns."""
 
@@ -146,7 +156,47 @@ def read_facts(answer: dict[str, Any], count: int) -> dict[str, Any]:
     names = facts["class_names"]
     if names and facts["classes"] is not None:
         _within("classes", facts["classes"], 1, len(names))
+    facts["versions"] = _read_versions(answer)
+    facts["overview"] = _read_overview(answer)
+    facts["noise"] = "noise" in answer and part(answer, bool, "noise")
     return facts
+
+
+def _read_versions(told: dict[str, Any]) -> dict[str, str]:
+    """Returns versions of programs by name; none where there are none."""
+    if "versions" not in told:
+        return {}
+    found = part(told, dict, "versions")
+    _within("the number of versions", len(found), 0, PROGRAMS)
+    _check_names(found)
+    for name in found:
+        _within("the letters of versions", len(part(found, str, name)), 0, VERSION_LETTERS)
+    return {name: one_line(version) for name, version in found.items()}
+
+
+def _read_overview(answer: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a party tells of its samples beside their numbers."""
+    found: dict[str, Any] = dict.fromkeys(OVERVIEW)
+    if "overview" not in answer:
+        return found
+    told = part(answer, dict, "overview")
+    for key in OVERVIEW:
+        if told.get(key) is None:
+            continue
+        values = part(told, list, key)
+        _within(f"the number of {key}", len(values), 0, NAMES)
+        for place in range(len(values)):
+            if key != "ranges":
+                _within(key, part(values, int, place), 0, SAMPLES)
+                continue
+            if len(part(values, list, place)) != 2:
+                raise WireError("ranges: each must be two numbers")
+            least = part(values[place], float, 0)
+            most = part(values[place], float, 1)
+            _within(key, least, -LARGEST, LARGEST)
+            _within(key, most, least, LARGEST)
+        found[key] = values
+    return found
 
 
 def _check_kind(key: str, kind: str, shape: list[Any]) -> None:
@@ -413,7 +463,7 @@ def read_request(request: Any, agreed: str) -> dict[str, Any]:
         raise WireError("the message has no task of pfl")
     if request["do"] == "hello":
         part(request, dict, "agreed")
-        return request
+        return {**request, "versions": _read_versions(request)}
     if part(request, str, "agreed") != agreed:
         raise WireError("the server has not asked whether party and server agree")
     if not RUN.fullmatch(part(request, str, "run")):

@@ -21,7 +21,8 @@ from pfl.deploy import schema
 from pfl.deploy.data import RemoteData
 from pfl.deploy.parties import Parties
 from pfl.errors import ConfigError
-from pfl.method import FederatedAlgorithm, exchange
+from pfl.method import Buffered, FederatedAlgorithm, exchange
+from pfl.method.exported import has_own_models
 from pfl.method.hooks import Method
 from pfl.method.log import Log, logging_to
 from pfl.method.scoring import Evaluation
@@ -68,7 +69,7 @@ class Remote(Transport):
     def _meet(self) -> dict[int, dict[str, Any]]:
         """Returns the facts of the parties that are there at first."""
         self.parties.wait(self.parties.enough)
-        print("\n".join(self.parties.lines()), flush=True)
+        print("\n".join([*self.parties.lines(), self.parties.overview()]).rstrip(), flush=True)
         return self.parties.facts
 
     def _present(self, index: int, drawn: np.ndarray) -> np.ndarray:
@@ -342,11 +343,20 @@ def check_run(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
         raise ConfigError(
             f"model: {type(method).__name__} trains on the samples of all clients together"
         )
+    if isinstance(method, Buffered):
+        raise ConfigError(
+            f"model: {type(method).__name__} is asynchronous, which is for simulations; parties "
+            f"train in rounds, take another method"
+        )
     if method.family is not None:
-        raise ConfigError("model.network: Family is for simulations; parties have one network")
+        raise ConfigError(
+            "model.network: Family is for simulations; real parties all have the same network"
+        )
     for key in ("unseen", "attackers", "clock", "by_client"):
         if getattr(loop.participation, key) is not None:
             raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
+    if loop.neighbours is not None:
+        raise ConfigError("loop.neighbours: it is for simulations; parties take null")
 
 
 def check_callback(kind: type) -> None:
@@ -398,10 +408,17 @@ class Server(pl.Callback):
         checkpoint["callbacks"][self.state_key] = self.state_dict()
 
     def on_train_end(self, *_: Any) -> None:
-        """Tells the parties what was counted in the last round."""
-        data = self.loop.client_data(self.method.device)
-        ones = (Clients(np.array([c]), self.method.rounds, data) for c in self.parties.peers)
-        self.parties.ask("finish", {int(one.ids[0]): self.parties.task(one) for one in ones})
+        """Tells the parties what was counted in the last round, and what their own models need."""
+        method = self.method
+        data = self.loop.client_data(method.device)
+        ones = {k: Clients(np.array([k]), method.rounds, data) for k in self.parties.peers}
+        if has_own_models(method):
+            with method.in_full_precision():
+                method.begin_evaluation()
+                receive = self.remote.receiver(method)
+                for one in ones.values():
+                    receive(one)
+        self.parties.ask("finish", {k: self.parties.task(one) for k, one in ones.items()})
         down, up = self.parties.wire
         print(f"The rounds' messages had {down} bytes to the parties, and {up} back.", flush=True)
 

@@ -30,15 +30,18 @@ from pfl import files
 from pfl.communication import Message
 from pfl.deploy import schema
 from pfl.deploy.link import Link
+from pfl.deploy.overview import other_versions
 from pfl.deploy.policy import Policy
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.errors import ConfigError
+from pfl.method.exported import has_own_models
 from pfl.method.party import Party, Task
 from pfl.randomness import KEY_BYTES, Secret
 from pfl.rounds.checkpoint_io import KEY_FILE, read_key, write_key
 from pfl.stages.private import GRADIENTS
 
 ABOUT = "_about"
+RECEIVED = "received.bin"
 STATE_FILE = re.compile(r"round-(-1|[0-9]{1,10})\.npz")
 
 
@@ -122,6 +125,32 @@ class StateFiles:
             if (pending and index >= 0) or (keep is not None and index < min(keep, counted or 0)):
                 self._path(index).unlink()
         return states
+
+    def save_received(self, request: Mapping[str, Any]) -> None:
+        """Writes what the client has received last, from which its own model follows."""
+        private_folder(self.folder)
+        told = {key: request[key] for key in ("task", "classes")}
+        content = pack([self.folder.parent.name, self.folder.name, told])
+        with files.replaced(self.folder / RECEIVED) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(hashlib.sha256(content).digest() + content)
+
+    def received(self) -> dict[str, Any]:
+        """Returns what `save_received` has written last: `task` and `classes` of a request."""
+        path = self.folder / RECEIVED
+        with files.reading(path):
+            stored = path.read_bytes()
+        size = hashlib.sha256().digest_size
+        try:
+            run, client, told = unpack(stored[size:])
+            task = told["task"]
+            holds = hashlib.sha256(stored[size:]).digest() == stored[:size]
+            holds = holds and (run, client) == (self.folder.parent.name, self.folder.name)
+        except (WireError, *files.DAMAGE) as error:
+            raise ConfigError(f"folder: {path} is damaged") from error
+        if not holds or not isinstance(task, dict):
+            raise ConfigError(f"folder: {path} is damaged, or of another party or run")
+        return dict(told)
 
     def trained(self) -> int:
         """Returns how many times the client has trained in the run, by the file `trained.json`."""
@@ -263,6 +292,9 @@ class Worker:
         sizes: Whether the server is told the numbers of samples.
         limit: The most bytes that a message of the server may have.
         policy: What the party does for a server.
+
+    Attributes:
+        overview: All of `overview_of` the samples, for the party's own eyes.
     """
 
     def __init__(
@@ -286,6 +318,7 @@ class Worker:
         self.folder = folder
         self.sizes = sizes
         self.limit = limit
+        self.overview: dict[str, Any] = {}
         self._run: str | None = None
         self._party: Party
         self._files: StateFiles
@@ -322,10 +355,10 @@ class Worker:
 
         Args:
             link: Where the SuperLink is.
-            ready: Called once messages can come.
+            ready: Called when messages can come.
 
         Raises:
-            ConfigError: The SuperLink does not take the party, or another process works for it.
+            ConfigError: Another process works for the party, or there is no Flower.
         """
         with _only_one(self.folder, self.client):
             link.serve(self.answer, ready, self.folder / f"{self.client}.in-hand")
@@ -335,7 +368,7 @@ class Worker:
 
         Args:
             link: Where the SuperLink is.
-            ready: Called once messages can come.
+            ready: Called when messages can come.
             seconds: How long a server may take to ask.
 
         Returns:
@@ -351,6 +384,9 @@ class Worker:
                 return pack({"refused": str(error)})
             if request["do"] == "hello":
                 found.append(differences(request["agreed"], self.agreed))
+                own = self.facts.get("versions", {})
+                for line in other_versions(request["versions"], own):
+                    print(f"the server has {line}", flush=True)
             return pack({"refused": f"party {self.client} only compares (pfl node --check)"})
 
         def is_over() -> bool:
@@ -358,7 +394,7 @@ class Worker:
 
         with _only_one(self.folder, self.client):
             in_hand = self.folder / f"{self.client}.in-hand"
-            link.serve(compare, ready, in_hand, is_over, patience=5.0)
+            link.serve(compare, ready, in_hand, is_over)
         return next(iter(found), None)
 
     def answer(self, message: bytes) -> bytes:
@@ -384,13 +420,13 @@ class Worker:
         return {"client": self.client, "hides": not self.sizes, **self.facts}
 
     def _first(self, request: dict[str, Any]) -> dict[str, Any]:
-        messages = self._begin(request).first_upload(_task(request))
+        messages = self._begin(request).first_upload(read_task(request))
         self.policy.check_names("messages", messages)
         return {"messages": _messages(messages)}
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         party = self._begin(request)
-        task = _task(request)
+        task = read_task(request)
         trained = 0
         if self.policy.rounds is not None:  # else nobody asks, and no file is read
             trained = self._files.trained()
@@ -405,6 +441,8 @@ class Worker:
                 raise ConfigError(f"model.lr: the client state {name} is no longer finite")
         self._files.save(task.round, states)
         losses = {}
+        if self.policy.adds_noise:
+            log.losses = {}  # they are of the samples, without noise
         for name, logged in log.losses.items():
             values = torch.cat([loss for loss, _ in logged]).cpu().numpy()
             counts = [count for _, counts in logged for count in counts]
@@ -424,7 +462,7 @@ class Worker:
         self.policy.check_names("splits", request["splits"])
         party = self._begin(request)
         self.policy.check_names("scores", ["accuracy", "loss", *party.loop.metrics.names])
-        task = _task(request)
+        task = read_task(request)
         model = request["model"]
         if isinstance(model, np.ndarray):
             model = torch.from_numpy(model)
@@ -459,6 +497,8 @@ class Worker:
             path = self._files.folder
             raise ConfigError(f"folder: {path}: the file of states lacks {min(lacking)!r}")
         party.restore(states)
+        if has_own_models(party.method) and request["task"]["received"]:
+            self._files.save_received(request)
         if self._secret is not None:
             party.method.take_secret(task_secret(self._secret, request, states))
         return party
@@ -492,7 +532,7 @@ def task_secret(own: Secret, request: Mapping[str, Any], states: Mapping[str, Te
     return Secret(hashlib.blake2b(content, key=own.key, digest_size=KEY_BYTES).digest())
 
 
-def _task(request: dict[str, Any]) -> Task:
+def read_task(request: Mapping[str, Any]) -> Task:
     """Returns the task of a request."""
     plain = request["task"]
     received = {name: torch.from_numpy(values) for name, values in plain["received"].items()}

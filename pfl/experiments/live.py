@@ -19,6 +19,7 @@ PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; }}
+body {{ padding: 0 1rem; }}
 table {{ border-collapse: collapse; width: 100%; }}
 td, th {{ border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: left; }}
 progress {{ width: 8rem; }}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from pfl import files
-from pfl.datamodules import TableDataModule
+from pfl.datamodules import FederatedDataModule, TableDataModule
 from pfl.datamodules.sources.table import Table
 from pfl.errors import ConfigError
+from pfl.export.party import PartyRun
 from pfl.export.run import POOL, RestoredRun
+from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.exported import client_network, global_network, has_own_models
 
 SHOWN = 10  # names of clients in a message
@@ -49,35 +53,87 @@ def predict(
     """
     if client is not None and with_global:
         raise ConfigError("predict: --client and --global: give one of them")
-    if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
-        raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
+    _check_rows(rows)
     run = RestoredRun(checkpoint, "predict")
     with run.models_in_use():
-        module = run.datamodule.datamodule
-        if not isinstance(module, TableDataModule):
-            kind = type(module).__name__
-            raise ConfigError(f"predict: --rows: the run's data are {kind}; rows need a table's")
+        module = _table_of(run.datamodule.datamodule)
         values, table, places = module.rows(rows)
-        if id_column is not None and id_column not in table:
+        columns = _ids(module, table, rows, places, id_column)
+        owners, numbers = _owners(run, table, len(values), client, with_global)
+        names = module.names_or_numbers
+        columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
+        _fill_gaps(module, rows, values, numbers)
+        networks = partial(_network_of, run)
+        columns |= _predictions(
+            run.model, networks, module, torch.from_numpy(values), owners, numbers
+        )
+    files.make_folder(out.parent, "predict: --out")
+    files.write_csv(out, [columns])
+    return out
+
+
+def predict_at_party(
+    party: Path, rows: Path, out: Path = Path("predictions.csv"), id_column: str | None = None
+) -> Path:
+    """Writes what a party's own model predicts, as `predict` does; no server is needed.
+
+    Args:
+        party: The party's file.
+        rows: A `.csv` or `.parquet` file with the columns of the party's own table.
+        out: The file that is written.
+        id_column: As of `predict`.
+    """
+    _check_rows(rows)
+    run = PartyRun(party, "predict: --party")
+    method = run.party.method
+    with method.in_full_precision():
+        module = _table_of(run.own)
+        values, table, places = module.rows(rows)
+        columns = _ids(module, table, rows, places, id_column)
+        owners = np.full(len(values), run.place)
+        columns["model"] = np.full(len(values), f"party {run.client}", object)
+        _fill_gaps(module, rows, values, owners)
+        network = run.network().cpu()
+        columns |= _predictions(
+            method, lambda _: network, module, torch.from_numpy(values), owners, owners
+        )
+    files.make_folder(out.parent, "predict: --out")
+    files.write_csv(out, [columns])
+    return out
+
+
+def _check_rows(rows: Path) -> None:
+    if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
+        raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
+
+
+def _table_of(module: FederatedDataModule) -> TableDataModule:
+    if not isinstance(module, TableDataModule):
+        kind = type(module).__name__
+        raise ConfigError(f"predict: --rows: the run's data are {kind}; rows need a table's")
+    return module
+
+
+def _ids(
+    module: TableDataModule, table: Table, rows: Path, places: np.ndarray, id_column: str | None
+) -> dict[str, Any]:
+    """Returns the first columns of the predictions: the ids of rows, or their numbers from 1.
+
+    Where windows of a series are predicted, the time at which each one ends follows.
+    """
+    columns: dict[str, Any] = {"row": places + 1}
+    if id_column is not None:
+        if id_column not in table:
             raise ConfigError(
                 f"predict: --id: {id_column}; it must be a column of {rows}, which are "
                 f"{', '.join(table)}"
             )
-        owners, numbers = _owners(run, table, len(values), client, with_global)
-        columns: dict[str, Any] = {"row": places + 1}
-        if id_column is not None:
-            column = table[id_column]
-            columns = {id_column: np.array(column.cells or column.values, object)}
-        if module.window is not None and module.order_column is not None:  # when a window ends
-            column = table[module.order_column]
-            columns[module.order_column] = np.array(column.cells or column.values, object)
-        names = module.names_or_numbers
-        columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
-        _fill_gaps(module, rows, values, numbers)
-        columns |= _predictions(run, module, torch.from_numpy(values), owners, numbers)
-    files.make_folder(out.parent, "predict: --out")
-    files.write_csv(out, [columns])
-    return out
+        column = table[id_column]
+        columns = {id_column: np.array(column.cells or column.values, object)}
+    if module.window is not None and module.order_column is not None:
+        column = table[module.order_column]
+        columns[module.order_column] = np.array(column.cells or column.values, object)
+    return columns
 
 
 def _owners(
@@ -164,22 +220,32 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
 
 
 def _predictions(
-    run: RestoredRun,
+    method: FederatedAlgorithm,
+    networks: Callable[[int], nn.Module],
     module: TableDataModule,
     values: Tensor,
     owners: np.ndarray,
     numbers: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of the predictions of rows [n, F] or windows [n, F, W]."""
+    """Returns the columns of the predictions of rows [n, F] or windows [n, F, W].
+
+    Args:
+        method: The method.
+        networks: Returns the network of an owner.
+        module: Where the rows' columns, levels and transforms come from.
+        values: The rows.
+        owners: Whose model predicts each row, int64 [n]; -1: the global one.
+        numbers: By whose means and deviations, int64 [n]; -1: by those of all clients.
+    """
     result: dict[str, np.ndarray] = {}
     for number in np.unique(numbers).tolist():
         places = np.flatnonzero(numbers == number)
-        network = _network_of(run, int(owners[places[0]]))
+        network = networks(int(owners[places[0]]))
         for part in np.array_split(places, -(-len(places) // POOL)):
             index = torch.from_numpy(part)
             whose = torch.full((len(part),), max(number, 0))
-            inputs = module.transforms(values[index], whose, index).to(run.model.global_model.dtype)
-            for name, column in _columns(run, module, network, inputs, number).items():
+            inputs = module.transforms(values[index], whose, index).to(method.global_model.dtype)
+            for name, column in _columns(method, module, network, inputs, number).items():
                 if name not in result:
                     result[name] = np.empty(len(owners), column.dtype)
                 result[name][part] = column
@@ -193,10 +259,14 @@ def _network_of(run: RestoredRun, owner: int) -> nn.Module:
 
 
 def _columns(
-    run: RestoredRun, module: TableDataModule, network: nn.Module, inputs: Tensor, number: int
+    method: FederatedAlgorithm,
+    module: TableDataModule,
+    network: nn.Module,
+    inputs: Tensor,
+    number: int,
 ) -> dict[str, np.ndarray]:
     """Returns predictions and probabilities of a client's inputs, by the names of their columns."""
-    runner = run.model.oracle.runner
+    runner = method.oracle.runner
     outputs = network(inputs)
     like = module.samples.gather(torch.zeros(1, dtype=torch.int64))[1]
     if like.is_floating_point():

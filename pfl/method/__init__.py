@@ -35,7 +35,14 @@ from pfl.method.features import (
 )
 from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
-from pfl.method.messenger import MessengerMethod, both_outputs, divergence
+from pfl.method.messenger import (
+    Joined,
+    MessengerMethod,
+    both_outputs,
+    divergence,
+    features_before,
+    head_width,
+)
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.nested import NestedNetworks
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
@@ -60,6 +67,7 @@ __all__ = [
     "FactorMethod",
     "FederatedAlgorithm",
     "FederatedDataModule",
+    "Joined",
     "LoRA",
     "LocalOptimizer",
     "LocalSchedule",
@@ -91,8 +99,10 @@ __all__ = [
     "divergence",
     "factor_mask",
     "features",
+    "features_before",
     "generator",
     "head_name",
+    "head_width",
     "header",
     "inner_products",
     "label_counts",

@@ -116,6 +116,7 @@ class FederatedAlgorithm(Method):
         self.members = ()
         self._server_layers = self.space.layers
         self.follows = False
+        self.widest = self.space.size
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a method that replaces a private function of the framework by accident."""
@@ -149,8 +150,10 @@ class FederatedAlgorithm(Method):
             return
         made = [self.made_with(copy.deepcopy(one)) for one in self.family.networks.values()]
         self.members = nn.ModuleList(made).to(self.space.vector)  # type: ignore[assignment]
+        widest = max(member.space.size for member in self.members)
         for member in self.members:
             member.join(self)
+            member.widest = widest
         self.states = FamilyStates(self.states, self.members)
 
     def after_move(self) -> None:
@@ -420,10 +423,11 @@ class FederatedAlgorithm(Method):
     def predict_step(self, clients: Clients, batch_idx: int = 0) -> dict[str, np.ndarray]:
         method = self._acting("prediction")
         with self.in_full_precision():
-            self.load_state(clients)
             if self.family is None:
+                self.load_state(clients)
                 return predictions(method, clients)
-            return predictions_of_members(self.members, self.kinds, self.stages, clients)
+            receive = self.transport.receiver(self)
+            return predictions_of_members(self, receive, self.stages, clients)
 
     # ---- what callbacks, tests and notebooks use ----------------------------------------------
 

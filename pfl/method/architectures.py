@@ -32,8 +32,8 @@ from pfl.stages.statistics import RunningStatistics
 
 SHARE = " share"  # after the name of a message with places: the share of clients with each value
 FITTING = (
-    "FedProto, FedTGP, FedDistill, FML, FedKD, FedMD, FedGH, LGFedAvg, LocalTrain, HeteroFL or "
-    "FedRolex"
+    "FedProto, FedTGP, FedDistill, FML, FedKD, FedMRL, FedMD, FedDF, FedGen with shared: head, "
+    "FedGH, LGFedAvg, LocalTrain, HeteroFL or FedRolex"
 )
 
 

@@ -32,6 +32,7 @@ SIDES: dict[str, Side] = {
     "download": "server",
     "download_for": "server",
     "server_update": "server",
+    "train_server": "server",
     "begin_evaluation": "server",
     "evaluation_for": "server",
     "after_evaluation": "server",
@@ -192,7 +193,7 @@ def _checked_hook(method: Any, name: str, hook: Callable[..., Any]) -> Callable[
 
 def _arguments(method: Any, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the arguments of a hook, of which some explain reads that are not possible."""
-    if name == "server_update":
+    if name in ("server_update", "train_server"):
         return (checks.ByName(args[0]),)
     if name == "after_evaluation" and method.run.private is not None:
         return (checks.HiddenScores(),)
@@ -209,7 +210,7 @@ def _check_result(method: Any, name: str, args: tuple[Any, ...], result: Any) ->
         checks.check_downloads(method, result, args[0])
     elif name in ("personalized", "adaptation_start", "newcomer"):
         checks.check_models(f"{type(method).__name__}.{name}", result, args[0], method)
-    elif name == "server_update":
+    elif name in ("server_update", "train_server"):
         checks.check_nothing(method, name, result)
     if name == "client_update":
         checks.check_declared(method, args[0].state)

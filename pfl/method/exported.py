@@ -53,9 +53,17 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
     if not has_own_models(algorithm):
         name = type(algorithm).__name__
         raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")
-    clients = client_rows(algorithm, client)
-    algorithm = algorithm.of_client(client)
-    unseen = client in algorithm.unseen_clients
+    return network_of(algorithm.of_client(client), client_rows(algorithm, client))
+
+
+def network_of(algorithm: FederatedAlgorithm, clients: Clients) -> nn.Module:
+    """Returns a copy of the network with the model of one client, which has its states.
+
+    Args:
+        algorithm: The client's method.
+        clients: The client, with what it has received.
+    """
+    unseen = int(clients.ids[0]) in algorithm.unseen_clients
     is_global = algorithm.has_global and (unseen or not algorithm.has_personalized)
     with torch.no_grad():
         if unseen:

@@ -109,7 +109,7 @@ class FamilyStates(States):
             kept = dtype
             if not state.rounded:
                 kept = None
-            store.declare(name, _widest(rows), dtype=kept, sparse=state.sparse)
+            store.declare(name, widest(rows), dtype=kept, sparse=state.sparse)
         for name in self.messages:
             rows = self._first_rows(name, [m.states.messages[name] for m in self._members])
             if len({len(row) for row in rows}) > 1:
@@ -138,7 +138,7 @@ class FamilyStates(States):
                 self.store.write(name, clients.ids, pad(rows, (0, width - rows.shape[1])))
 
 
-def _widest(rows: Sequence[Tensor]) -> Tensor:
+def widest(rows: Sequence[Tensor]) -> Tensor:
     """Returns the first row with zeros up to the width of the widest."""
     width = max(len(row) for row in rows)
     return pad(rows[0], (0, width - len(rows[0])))
@@ -252,16 +252,24 @@ class FamilyEvaluation(Evaluation):
 
 
 def predictions_of_members(
-    members: Sequence[Method],
-    kinds: np.ndarray,
+    server: Method,
+    receive: Callable[[Clients], None],
     stages: Sequence[Stage],
     clients: Clients,
 ) -> dict[str, np.ndarray]:
-    """Returns what `predictions` does, of clients whose networks differ, in the clients' order."""
+    """Returns what `predictions` does, of clients whose networks differ, in the clients' order.
+
+    Args:
+        server: The method of the run.
+        receive: Gives clients of one network what the server would send them now.
+        stages: What acts on messages.
+        clients: The clients.
+    """
     parts = []
-    for member, own in clients_by_member(members, kinds, clients):
+    for member, own in clients_by_member(server.members, server.kinds, clients):
+        receive(own)
         exchange.begin(member, stages, own)
-        parts.append(predictions(member, own))
+        parts.append(predictions(member, own, server))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     places = {client: place for place, client in enumerate(clients.ids.tolist())}
     order = np.argsort([places[client] for client in columns["client"].tolist()], kind="stable")

@@ -25,6 +25,7 @@ in a plain run:
         received = sums over all processes / weights, rows by client id
         SERVER_UPDATE(stages.read(received))              # changes the global model
         optimizer.step()                                  # moves it where a gradient was left
+        TRAIN_SERVER(received)                            # trains on, from the mean
         if it is time:                                    # trainer.check_val_every_n_epoch
             BEGIN_EVALUATION()
             for clients in everyone:
@@ -35,7 +36,7 @@ in a plain run:
                 score NEWCOMER(clients) for clients that never trained
             AFTER_EVALUATION(row)
 
-`run_round` (round.py) is the part from `for clients in cohort` to `optimizer.step`, `Evaluation`
+`run_round` (round.py) is the part from `for clients in cohort` to `TRAIN_SERVER`, `Evaluation`
 (scoring.py) the last part; `Transport` (transport.py) says who trains and how messages travel, and
 `States` (states.py) holds and commits the rows.
 """
@@ -102,6 +103,8 @@ class Method(MethodTools):
     weighting: Literal["samples", "uniform"]
     follows: bool
     """Whether a member of a family has the server's network and values, and moves with them."""
+    widest: int
+    """The number of values of the largest network that a client has, P where all have one."""
     members: Sequence[Method]
     """The methods of the clients' networks, where clients have networks of their own."""
 
@@ -185,6 +188,18 @@ class Method(MethodTools):
                 [participants, K] in the order of `participant_ids`, as `Message.reduce` says.
         """
         self.space.vector.grad = self.global_model - received["w"]
+
+    def train_server(self, received: dict[str, Tensor]) -> None:
+        """Trains at the server once the server's optimizer has moved the model; here nothing.
+
+        The global model is that of the round here, and may be trained on (FedDF); so may a server
+        state, such as a generator (FedGen). `descend_at_server` takes the steps. Every process
+        calls it, with the same messages, and must come to the same values: draw with
+        `generator(self.seed, "purpose", self.rounds)`. It is not called without clients.
+
+        Args:
+            received: What `server_update` has got.
+        """
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns the clients' personalized models, [C, P].

@@ -10,15 +10,16 @@ message.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax
 
 from pfl.clients import Clients
-from pfl.engines.objective import run_watched
+from pfl.engines.objective import run_watched, watched_head
 from pfl.errors import ConfigError
 from pfl.method.features import require_classes
 from pfl.method.local_training import Network, train_part
@@ -56,7 +57,7 @@ class Joined(nn.Module):
         self.head = FirstOutputs(2)
         self.projection: nn.Linear | None = None
         if compares_features:
-            self.projection = nn.Linear(_features(messenger), _features(own), bias=False)
+            self.projection = nn.Linear(head_width(messenger), head_width(own), bias=False)
             nn.init.eye_(self.projection.weight)
             self.projection.to(next(own.parameters()))
 
@@ -65,16 +66,26 @@ class Joined(nn.Module):
             scores: Tensor = self.own(x)
             return scores
         if self.projection is None:
-            return self.head(self._side_by_side(self.own(x), self.messenger(x)))
+            return self.side_by_side(self.own(x), self.messenger(x))
         mine = run_watched(self.own, head_name(self.own), partial(self.own, x))
         others = run_watched(self.messenger, head_name(self.messenger), partial(self.messenger, x))
-        both = self._side_by_side(mine.outputs, others.outputs)
+        both = self._both(mine.outputs, others.outputs)
         away = mine.features - self.projection(others.features)
         apart = away.square().flatten(1).mean(1).view(-1, *[1] * (both.dim() - 1))
         apart = apart.expand(-1, 1, *both.shape[2:])  # methods refuse several places of a sample
         return self.head(torch.cat([both, apart], 1))
 
-    def _side_by_side(self, scores: Tensor, others: Tensor) -> Tensor:
+    @property
+    def predictor(self) -> nn.Module:
+        """What a client predicts with."""
+        return self.own
+
+    def side_by_side(self, scores: Tensor, others: Tensor) -> Tensor:
+        """Returns the scores of the own network, and shows an objective those of both."""
+        outputs: Tensor = self.head(self._both(scores, others))
+        return outputs
+
+    def _both(self, scores: Tensor, others: Tensor) -> Tensor:
         if others.shape != scores.shape:
             raise ValueError(
                 f"model.messenger: {type(self.messenger).__name__} gives outputs of shape "
@@ -84,8 +95,12 @@ class Joined(nn.Module):
         return torch.cat([scores, others], 1)
 
 
-def _features(network: nn.Module) -> int:
-    """Returns how many features the head of a network gets."""
+def head_width(network: nn.Module) -> int:
+    """Returns how many features the head of a network gets.
+
+    Raises:
+        ConfigError: The head is no linear layer.
+    """
     head = network.get_submodule(head_name(network))
     if not isinstance(head, nn.Linear):
         raise ConfigError(
@@ -95,10 +110,32 @@ def _features(network: nn.Module) -> int:
     return head.in_features
 
 
+def features_before(network: nn.Module, place: str, x: Tensor) -> tuple[Tensor, nn.Module]:
+    """Returns what the head of a network gets for inputs x, and the head.
+
+    Args:
+        network: The network.
+        place: Its `head_name`, which is known while the parameters are trained.
+        x: The inputs.
+
+    Raises:
+        ConfigError: The output of the network is not that of its head.
+    """
+    with watched_head(network, place) as calls:
+        outputs = network(x)
+    if not calls or calls[-1][1] is not outputs:
+        raise ConfigError(
+            f"model.network: the output of {type(network).__name__} is not that of its last layer "
+            f"{place!r}, whose input the method replaces; call the layer last"
+        )
+    (features,), _ = calls[-1]
+    return features, network.get_submodule(place)
+
+
 def own_network(network: nn.Module) -> nn.Module:
-    """Returns what a client predicts with: its own part of a network with a messenger."""
+    """Returns what a client predicts with, which may be a part of a network with a messenger."""
     if isinstance(network, Joined):
-        return network.own
+        return network.predictor
     return network
 
 
@@ -128,9 +165,6 @@ class MessengerMethod(PartlyPersonal):
         610
     """
 
-    compares_features: ClassVar[bool] = False
-    """Whether the features of both networks are compared; see `Joined`."""
-
     def __init__(
         self,
         network: Network,
@@ -139,8 +173,13 @@ class MessengerMethod(PartlyPersonal):
         trainable: Trainable | str | None = None,
         **kwargs: Any,
     ) -> None:
-        both = joined(network, messenger, trainable, self.compares_features)
+        both = joined(network, messenger, trainable, self.joint)
         super().__init__(both, personal=_is_own, buffers="local", **kwargs)
+
+    @staticmethod
+    def joint(own: nn.Module, messenger: nn.Module) -> Joined:
+        """Returns one module of a client's network and a messenger."""
+        return Joined(own, messenger)
 
     def check_setup(self) -> None:
         require_classes(self)
@@ -163,7 +202,7 @@ def joined(
     network: Network,
     messenger: nn.Module | None,
     trainable: Trainable | str | None,
-    compares_features: bool,
+    joint: Callable[[nn.Module, nn.Module], Joined],
 ) -> Network:
     """Returns a network, or each network of a family, with a copy of the messenger beside it.
 
@@ -174,13 +213,13 @@ def joined(
         return network
     if not isinstance(network, Family):
         train_part(network, trainable)
-        return Joined(network, copy.deepcopy(messenger or network), compares_features)
+        return joint(network, copy.deepcopy(messenger or network))
     family = copy.copy(network)
     family.networks = {}
     for name, one in network.networks.items():
         train_part(one, trainable)
         messenger = messenger or one
-        family.networks[name] = Joined(one, copy.deepcopy(messenger), compares_features)
+        family.networks[name] = joint(one, copy.deepcopy(messenger))
     return family
 
 

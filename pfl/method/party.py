@@ -17,7 +17,7 @@ from pfl.method.facts import RunFacts
 from pfl.method.log import Log, logging_to
 from pfl.method.scoring import Evaluation
 from pfl.rounds.loop import FederatedLoop
-from pfl.stages.stage import Messages, Place
+from pfl.stages.stage import Messages, Place, Stage, by_place
 
 
 class Task(NamedTuple):
@@ -52,6 +52,7 @@ class Party:
         max_rounds: The number of rounds of the run, if it is known.
         dtype: The dtype of the models.
         device: Where the client trains. What it receives may be anywhere.
+        own: A stage of the client's own, which the server does not know.
 
     Raises:
         ConfigError: The method trains on the samples of all clients together.
@@ -65,6 +66,7 @@ class Party:
         max_rounds: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        own: Stage | None = None,
     ) -> None:
         if method.pooled:
             raise ConfigError(
@@ -77,7 +79,10 @@ class Party:
         self.client = client
         single = dtype == torch.float32  # as the simulation, which stores nothing in 64-true
         method.begin_apart(RunFacts(loop, max_rounds=max_rounds), client, store=single)
-        self._stages = [stage for stage in method.stages if stage.place <= Place.CODE]
+        stages = [stage for stage in method.stages if stage.place <= Place.CODE]
+        if own is not None:
+            stages = by_place([*stages, own])
+        self._stages = stages
         self._pending: Clients | None = None
 
     def train(self, task: Task) -> tuple[Messages, Log]:
@@ -148,6 +153,11 @@ class Party:
                 evaluation.update(method, self._clients(task, split))
         evaluation.finish()
         return evaluation
+
+    def begun(self, task: Task) -> Clients:
+        """Returns the client as it begins a task, with its states and what it has received."""
+        self.method.progress.go_on_from(task.round)
+        return self._clients(task)
 
     def _clients(self, task: Task, split: str = "train") -> Clients:
         """Returns the client with its states and what it has received."""

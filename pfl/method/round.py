@@ -112,6 +112,8 @@ def run_round(
             stage.read(received, metrics)
         method.server_update(received)
     _step(method)
+    if received is not None:
+        method.train_server(received)
     counts = totals.counts
     progress.end_round(counts.gradients, int(counts.down), int(counts.up))
 

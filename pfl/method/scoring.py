@@ -303,8 +303,15 @@ def _samples_at_once(algorithm: Method, clients: Clients) -> int:
     return max(1, min(POOL, share, fit))
 
 
-def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
+def predictions(
+    algorithm: Method, clients: Clients, server: Method | None = None
+) -> dict[str, np.ndarray]:
     """Returns the predicted class (labels, value) of every sample of some clients, a row a sample.
+
+    Args:
+        algorithm: The method that has the clients' network.
+        clients: The clients, with their states and what they have received.
+        server: The method that has the global model; None: the same one.
 
     Returns:
         The columns `client`, `sample` (its index in the data set), `target`, and `global` and
@@ -322,9 +329,12 @@ def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
 
     w = {}
     own = {}
+    oracles = {"personalized": algorithm.oracle}
     if algorithm.has_global:
-        w["global"] = algorithm.global_model.expand(len(clients), -1)
-        own["global"] = statistics.of_model("global", algorithm, clients)
+        server = server or algorithm
+        w["global"] = server.global_model.expand(len(clients), -1)
+        own["global"] = statistics.of_model("global", server, clients)
+        oracles["global"] = server.oracle
     if algorithm.has_personalized:
         adapted = replace(clients)  # `personalized` may replace running statistics
         w["personalized"] = algorithm.personalized(adapted)
@@ -339,7 +349,7 @@ def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
             for c in np.unique(owners):
                 buffers = None if all_buffers is None else all_buffers[c]
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
-                outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
+                outputs.append(oracles[kind].predict(models[c], inputs[mine], buffers))
             decided = algorithm.oracle.runner.decisions(torch.cat(outputs), targets)
             values[kind] = unit(owners, decided)
         for name, column in values.items():

@@ -15,7 +15,7 @@ from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.communication import Message
 from pfl.distributed.collectives import sum_over_processes
-from pfl.errors import ConfigError
+from pfl.errors import ConfigError, Diverged
 from pfl.method.facts import RunFacts, loop_of
 from pfl.method.local_training import LocalTraining, Network
 from pfl.method.log import current_log
@@ -137,6 +137,49 @@ class MethodTools(LocalTraining):
                 setattr(self, key, saved[key].to(getattr(self, key), copy=True))
 
     # ---- what a method uses -------------------------------------------------------------------
+
+    def descend_at_server(
+        self,
+        values: Tensor,
+        gradient: Callable[[Tensor, int], tuple[Tensor, Tensor]],
+        *,
+        steps: int,
+        lr: float,
+        cosine: bool = False,
+    ) -> float:
+        """Takes steps of Adam on values [K] in place; for `train_server`. Returns the mean loss.
+
+        Adam begins anew in each call (Kingma and Ba, ICLR 2015; PyTorch's other defaults).
+
+        Args:
+            values: What is trained, such as `self.global_model`.
+            gradient: A function of values [K] and the number of the step, from 0, that returns a
+                loss and its gradient [K].
+            steps: The number of steps. Without any the mean loss is NaN.
+            lr: The rate.
+            cosine: Whether step k of n has the rate lr (1 + cos(π k / n)) / 2.
+
+        Raises:
+            Diverged: The values are no longer finite.
+        """
+        moved = nn.Parameter(values.clone())
+        adam = torch.optim.Adam([moved], lr=lr)
+        total = values.new_zeros(())
+        for step in range(steps):
+            if cosine:
+                adam.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+            loss, moved.grad = gradient(moved.detach(), step)
+            total += loss
+            adam.step()
+        if not moved.isfinite().all():
+            raise Diverged(
+                f"model.server_lr: {lr}; the training at the server of {type(self).__name__} gave "
+                f"values that are not finite in round {self.rounds + 1}; a smaller rate may help"
+            )
+        values.copy_(moved.detach())
+        if steps == 0:
+            return math.nan
+        return float(total / steps)
 
     @property
     def global_model(self) -> Tensor:

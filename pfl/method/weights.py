@@ -19,7 +19,8 @@ def load_weights(network: nn.Module, given: str | Path) -> dict[str, str]:
     """Gives a network the values of a file; returns the file and its checksum, for the record.
 
     Args:
-        network: What gets the values, all of its parameters and buffers.
+        network: What gets the values, all of its parameters and buffers; or where the file is one
+            of a client's own network, and the module has a messenger besides, its part `own`.
         given: A `.safetensors` file, a state dict that `torch.save` has written, a checkpoint of a
             run, or the folder of a run; of a run it is the global model.
 
@@ -33,6 +34,9 @@ def load_weights(network: nn.Module, given: str | Path) -> dict[str, str]:
     if not path.is_file():
         raise ConfigError(f"{key}: {path} is not a file; it must be one, or the folder of a run")
     values = _read(key, path)
+    part = getattr(network, "own", None)  # beside a messenger
+    if isinstance(part, nn.Module) and values.keys() == part.state_dict().keys():
+        network = part
     own = network.state_dict()
     missing = [name for name in own if name not in values]
     unknown = [name for name in values if name not in own]

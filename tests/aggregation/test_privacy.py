@@ -32,7 +32,7 @@ from tests.problems import owned, quiet
 REFUSED = {
     *("FedACS", "FedACS, quantile 1", "FedAMP", "HeurFedAMP", "FedGH", "FedPAC", "GlobalTrain"),
     *("CFL", "Floco", "pFedHN", "FedBuff", "FedAsync", "FedExLoRA", "FLoRA", "FlexLoRA"),
-    *("FedSLR, all multipliers", "FedDistill", "FedTGP", "FedFomo", "APPLE"),
+    *("FedSLR, all multipliers", "FedDistill", "FedTGP", "FedFomo", "APPLE", "FedDF"),
 }
 CLIP = 1e-3  # below the norm of every client's messages, which are then moved by C exactly
 EXACT = Privacy(clip=CLIP, noise_multiplier=0.0, delta=0.1, reproducible=True)

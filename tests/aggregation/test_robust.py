@@ -315,7 +315,7 @@ def test_the_median_of_two_rounds_by_hand(fit):
 
 KEPT = {
     *("CFL", "FedAMP", "HeurFedAMP", "FedGH", "FedACS", "FedACS, quantile 1", "pFedHN"),
-    *("FedBuff", "FedAsync", "FedDistill", "FedTGP", "FedFomo", "APPLE"),
+    *("FedBuff", "FedAsync", "FedDistill", "FedTGP", "FedFomo", "APPLE", "FedDF"),
 }
 PRODUCTS = {"FedExLoRA", "FLoRA", "FlexLoRA"}
 

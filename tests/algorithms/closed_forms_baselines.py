@@ -134,6 +134,13 @@ def envelopes(
     return w, last + solved * (q.optima - last)
 
 
+def averaging_of_heads(q: Quadratics, **settings: Any) -> Models:
+    """FedGen of heads, with one layer, which is the head: all clients have the mean."""
+    shared = averaging(q, **settings)[0]
+    assert shared is not None
+    return None, np.tile(shared, (len(q.optima), 1))
+
+
 def local_weights(q: Quadratics, **settings: Any) -> Models:
     """LG-FedAvg with the weights as the body: these go to the clients' optima, the biases where
     averaging takes them."""
@@ -331,6 +338,13 @@ def messenger(x: Exchange) -> tuple[float, float]:
     return x.size // 2, x.size // 2
 
 
+def messenger_beside(x: Exchange) -> tuple[float, float]:
+    """FedMRL: the messenger down and up."""
+    layers = [layer for layer in x.algorithm.space.layers if layer.name.startswith("messenger.")]
+    size = sum(layer.size for layer in layers)
+    return size, size
+
+
 def messenger_of_low_rank(x: Exchange) -> tuple[float, float]:
     """FedKD: the messenger down; up the factors of the change of each of its matrices."""
     layers = [layer for layer in x.algorithm.space.layers if layer.name.startswith("messenger.")]
@@ -343,6 +357,16 @@ def messenger_of_low_rank(x: Exchange) -> tuple[float, float]:
         rank = int(np.linalg.matrix_rank(values.reshape(layer.shape), tol=1e-9))
         up += min(rank * sum(layer.shape), layer.size)
     return sum(layer.size for layer in layers), up
+
+
+def generator_and_label_shares(x: Exchange) -> tuple[float, float]:
+    """FedGen: what is shared each way, and the shares of K classes up; after a first round these
+    and the values of a generator with 2 and K inputs, 3 hidden units and F features down."""
+    outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
+    generator = 3 * (2 + outputs) + 3 + features * 3 + features
+    personal: Any = x.algorithm.personal_part
+    shared = x.size - int(personal.sum())
+    return shared + (outputs + generator if x.round else 0), shared + outputs
 
 
 def scores_of_public_samples(x: Exchange) -> tuple[float, float]:

@@ -17,15 +17,18 @@ from pfl.algorithms import (
     L2GD,
     FedBN,
     FedCP,
+    FedDF,
     FedDPA,
     FederatedAlgorithm,
     FedExLoRA,
     FedMD,
+    FedMRL,
     FedSALoRA,
     FlexLoRA,
     FLoRA,
     RoLoRA,
 )
+from pfl.method.messenger import Joined
 from tests.algorithms import closed_forms as forms
 from tests.algorithms import closed_forms_baselines as more
 from tests.algorithms.entry import Method
@@ -96,6 +99,18 @@ def normals(count: int, width: int) -> TensorDataModule:
     inputs = torch.from_numpy(np.random.default_rng(11).normal(size=(count, width)))
     none = SplitOwn(test=0.0, validation=0.0)
     return TensorDataModule(inputs, torch.zeros(count), num_clients=1, protocol=none)
+
+
+class AlikeFedMRL(FedMRL):
+    """Projectors are drawn alike in all runs, whatever their seeds."""
+
+    __signature__ = inspect.signature(FedMRL)
+
+    @staticmethod
+    def joint(own: nn.Module, messenger: nn.Module) -> Joined:
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            return FedMRL.joint(own, messenger)
 
 
 def drawn_alike(kind: type[FederatedAlgorithm]) -> Any:
@@ -289,6 +304,42 @@ ENTRIES = [
         kind=with_public(FedMD),
     ),
     Method(
+        "FedDF",
+        forms.averaging,  # without steps of the server, as the softmax has no closed form
+        forms.dense,
+        problem=forms.with_classes,
+        classes=True,
+        settle={"lr": 0.4, "local_steps": 6, "server_steps": 0},
+        timed=True,  # the public samples of a round are drawn
+        kind=with_public(FedDF),
+    ),
+    Method(
+        "FedGen",
+        forms.averaging,  # without made features
+        more.generator_and_label_shares,
+        {"noise": 2, "hidden": 3, "server_steps": 4},
+        problem=forms.with_classes,
+        classes=True,
+        settle={"lr": 0.4, "local_steps": 6, "regularization": 0.0},
+        timed=True,  # what is drawn is another in each round
+        draws=True,
+        whole=["label_shares"],  # of a client with one sample
+    ),
+    Method(
+        "FedGen, head",
+        more.averaging_of_heads,  # one layer is the head
+        more.generator_and_label_shares,
+        {"shared": "head", "noise": 2, "hidden": 3, "server_steps": 4},
+        private=("body",),
+        trained_with_private=True,
+        problem=forms.with_classes,
+        classes=True,
+        settle={"lr": 0.4, "local_steps": 6, "regularization": 0.0},
+        timed=True,
+        draws=True,
+        whole=["label_shares"],
+    ),
+    Method(
         "FedKD",
         more.alone_beside_averaging,
         more.messenger_of_low_rank,
@@ -300,6 +351,16 @@ ENTRIES = [
         | {"first_energy": 1.0, "last_energy": 1.0},
         timed=True,  # what is sent has the more values the later the round
         whole=["network.projection.weight"],  # of the server, which stays the identity
+    ),
+    Method(
+        "FedMRL",
+        None,
+        more.messenger_beside,
+        classes=True,
+        private=("head",),
+        trained_with_private=True,
+        kind=AlikeFedMRL,
+        settle={"lr": 0.02, "local_steps": 2},  # the samples of the quadratics are large
     ),
     Method(
         "FML",

@@ -14,7 +14,7 @@ import pfl.algorithms
 from models import Delta, LoRA
 from pfl.algorithms import GPGD, LPGD, FederatedAlgorithm, FedPer, FedSLR, LocalTrain
 from pfl.communication import Message
-from pfl.method.messenger import Joined, own_network
+from pfl.method.messenger import Joined
 from pfl.method.transport import Compared, Pooled
 from tests.algorithms import closed_forms as forms
 from tests.algorithms.methods import (
@@ -80,7 +80,8 @@ def models(algorithm):
 
 def given(network):
     """What stands for the network that the method was given, where that adds layers to it."""
-    network = own_network(network)
+    if isinstance(network, Joined):
+        network = network.own
     return network if isinstance(network, nn.Sequential) else network.body
 
 

@@ -151,6 +151,24 @@ def test_a_messenger_that_is_not_given_is_as_the_first_network():
         assert method.download().nbytes == 8 * size
 
 
+def test_a_clients_network_begins_with_the_weights_of_a_file(tmp_path):
+    """A file of the own network leaves the messenger as it is; a file of both has both."""
+    own = network()
+    nn.utils.vector_to_parameters(2 * start(), own.parameters())
+    torch.save(own.state_dict(), tmp_path / "own.pt")
+    first = FML(network(), messenger=messenger(), weights=str(tmp_path / "own.pt"))
+    assert torch.equal(first.global_model[:SIZE], 2 * start())
+    common = nn.utils.parameters_to_vector(messenger().parameters()).detach()
+    assert torch.equal(first.global_model[SIZE:], common)
+    both = Joined(own, network())
+    torch.save(both.state_dict(), tmp_path / "both.pt")
+    second = FML(network(), messenger=network(), weights=str(tmp_path / "both.pt"))
+    assert torch.equal(second.global_model, torch.cat([2 * start(), start()]))
+    torch.save(messenger().state_dict(), tmp_path / "messenger.pt")
+    with refused("lacks own.body.weight, own.body.bias, own.out.weight and 3 more of Joined"):
+        FML(network(), messenger=messenger(), weights=str(tmp_path / "messenger.pt"))
+
+
 def test_a_messenger_with_other_classes_is_refused(fit):
     other = nn.Linear(INPUTS, CLASSES + 1).double()
     with refused("Linear gives outputs of shape [4] where Sequential gives [3]"):

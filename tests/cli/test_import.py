@@ -1,6 +1,7 @@
 """`pfl import pfllib`: what a command of PFLlib is here, and its data."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,8 +155,38 @@ def test_a_run_has_pfllibs_own_split(tmp_path, monkeypatch):
         for split in ("train", "test"):
             with np.load(f"PFLlib/dataset/Digits/{split}/{client}.npz", allow_pickle=True) as file:
                 assert int(row[f"{split}_samples"]) == len(file["data"].item()["y"])
-    status, _, err = call("import", "pfllib", command, "--folder", "PFLlib/dataset/Digits")
-    assert status == 2 and "Digits.npz: the file is there already" in err
+
+
+def test_samples_are_written_once_and_nothing_is_overwritten(tmp_path, monkeypatch):
+    """A second command over the same samples takes the file; another file is refused."""
+    monkeypatch.chdir(tmp_path)
+    write_samples(tmp_path / "Mine", [3, 2])
+    words = ("import", "pfllib", "main.py -data Mine -m mlr -nb 3", "--folder", "Mine")
+    first = call(*words)
+    written = Path("Mine.npz").stat().st_mtime_ns
+    assert first[0] == 0 and call(*words) == first
+    assert Path("Mine.npz").stat().st_mtime_ns == written
+    for content in ({"inputs": np.zeros(2)}, None):
+        if content is None:
+            Path("Mine.npz").write_text("notes")
+        else:
+            np.savez(Path("Mine.npz"), **content)
+        before = Path("Mine.npz").read_bytes()
+        status, _, err = call(*words)
+        assert status == 2 and "Mine.npz: another file is there already" in err
+        assert Path("Mine.npz").read_bytes() == before
+
+
+def test_what_the_shell_does_with_a_command_does_not_count():
+    """Commands in READMEs run in the background, with their output in a file."""
+    plain = translate("main.py -data MNIST -m ResNet18 -algo FedDBE -klw 0.1 -mo 0.2")
+    shell = translate(
+        "nohup python -u main.py -data MNIST -m ResNet18 -algo FedDBE -klw 0.1 -mo 0.2 "
+        "> result-mnist.out 2>&1 &"
+    )
+    assert yaml.safe_load(shell) == yaml.safe_load(plain)
+    network = yaml.safe_load(plain)["model"]["init_args"]["network"]
+    assert network["init_args"]["name"] == "resnet18"
 
 
 class Evil:

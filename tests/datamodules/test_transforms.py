@@ -307,8 +307,8 @@ def test_shapes_and_descriptions_follow_the_transforms():
 
 
 def test_the_transform_of_the_document_erases_training_images_only():
-    text = (Path(__file__).parents[2] / "docs" / "data-sets.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "datamodules.md").read_text()
+    block, _ = re.findall(r"```python\n(.*?)```", text, re.S)
     names: dict = {}
     exec(block, names)
     client = names["data"].client(0)

@@ -156,6 +156,9 @@ def test_runs_that_parties_cannot_have_are_not_written(tmp_path, monkeypatch):
         "loop.attackers: it is for simulations": [
             *["--loop.attackers.clients", "[1]", "--loop.attackers.attack", "SignFlip"],
         ],
+        "model.network: Family is for simulations; real parties all have the same network": [
+            *["--config", Path(__file__).parents[2] / "configs" / "hospitals.yaml"],
+        ],
         "trainer.devices: '2'; it must be 1": ["--trainer.devices", 2],
         "trainer.callbacks: LocalBaseline needs the clients' samples": [
             "--trainer.callbacks",
@@ -275,3 +278,26 @@ def test_the_marker_says_who_has_written_the_folder(tmp_path):
     write_folder(tmp_path, {"a": "one"})
     content = json.loads((tmp_path / MARKER).read_text())
     assert content["written by"] == "pfl deploy" and list(content["files"]) == ["a"]
+
+
+@pytest.mark.cli
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--model", "GlobalTrain"], "model: GlobalTrain trains on the samples of all clients"),
+        (["--model", "FedAsync"], "model: FedAsync is asynchronous, which is for simulations"),
+        (["--model", "FedBuff"], "model: FedBuff is asynchronous, which is for simulations"),
+        (["--loop.unseen", "[1]"], "loop.unseen: it is for simulations; parties take null"),
+        (["--loop.clock", "{speed: 2.0}"], "loop.clock: it is for simulations"),
+        (["--trainer.callbacks", "[LocalBaseline]"], "LocalBaseline needs the clients' samples"),
+        (["--trainer.devices", 2], "trainer.devices: '2'; it must be 1; a server has one process"),
+        (["--trainer.num_nodes", 2], "trainer.num_nodes: 2; it must be 1; a server has one"),
+        (["--trainer.precision", "bf16-mixed"], "parties take 32-true or 64-true"),
+    ],
+)
+def test_what_cannot_run_with_parties_is_refused_at_once(tmp_path, monkeypatch, words, line):
+    monkeypatch.chdir(tmp_path)
+    first = ["--config", "quickstart", "--data.num_clients", 3, "--trainer.callbacks", "[]"]
+    status, _, error = call("deploy", *first, *words, "--out", "app")
+    assert status == 2 and line in error and error.count("\n") == 1
+    assert not Path("app").exists()

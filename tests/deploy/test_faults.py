@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from pfl.aggregation.attacks import Attackers, SignFlip
 from pfl.callbacks import LocalBaseline
 from pfl.deploy.schema import one_line
 from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import difference
 from pfl.errors import ConfigError
 from pfl.rounds.clock import Clock
+from pfl.scores.neighbours import Neighbours
 from pfl.stages import compression
 from tests.algorithms.methods import METHODS
 from tests.deploy.conftest import Ended
@@ -505,6 +507,7 @@ def test_nothing_but_declared_arrays_travels(federation):
 def test_what_needs_samples_is_refused_at_the_server(federation):
     with refused("trainer.callbacks: LocalBaseline needs the clients' samples"):
         federation("FedAvg").train(LocalBaseline())
-    for key, value in {"unseen": [1], "clock": Clock()}.items():
+    given = {"unseen": [1], "clock": Clock(), "attackers": Attackers([0], SignFlip())}
+    for key, value in {**given, "neighbours": Neighbours()}.items():
         with refused(f"loop.{key}: it is for simulations"):
             federation("FedAvg", **{key: value}).train()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pfl.deploy import here
+from pfl.deploy.flower import is_orphan
 from pfl.deploy.keys import keys_folder, write_keys
 from pfl.deploy.link import Link
 from tests.commands import ROOT, free_port
@@ -212,3 +213,25 @@ def ending(app, number, seconds):
     code, left = json.loads(told)
     assert code != 0
     return left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_server_knows_that_the_superlink_that_has_started_it_is_gone():
+    """Its parent is then this package's program, or the first process of the system."""
+    wait = ["-c", "import time; time.sleep(60)"]
+    for words, expected in (
+        (["/bin/flower-superexec"], False),
+        (["-m", "pfl.deploy.here"], True),
+        (["something"], False),
+    ):
+        process = subprocess.Popen(["python", *wait, *words], executable=sys.executable)
+        try:
+            end = time.monotonic() + 20
+            path = Path(f"/proc/{process.pid}/cmdline")
+            while words[-1].encode() not in path.read_bytes():  # the system has not begun it yet
+                assert time.monotonic() < end
+            assert is_orphan(process.pid) is expected
+        finally:
+            process.kill()
+            process.wait()
+    assert is_orphan(1) is True

@@ -1,8 +1,4 @@
-"""Classes, columns and transforms mean the same at all parties, or a party is refused in one line.
-
-Three hospitals have a file each. The outcomes are home, moved and readmitted, numbers 0, 1 and 2
-in the order of their names. The third hospital has nobody who was moved, nor one who went home.
-"""
+"""Classes, columns and transforms mean the same at all parties, or a party is refused."""
 
 from pathlib import Path
 
@@ -12,93 +8,21 @@ import yaml
 
 from datamodules import TableDataModule
 from pfl.deploy.app import read_node, run_server
-from pfl.deploy.channel import Channel
 from pfl.deploy.data import RemoteData
 from pfl.deploy.wire import pack, unpack
 from tests.commands import call
+from tests.deploy.hospitals import Direct, deployed, party
 from tests.refusal import refused
 
 pytestmark = pytest.mark.cli
 
-ROWS = {
-    "a": ["40,120,home", "60,100,readmitted", "50,110,moved"],
-    "b": ["55,130,moved", "45,90,home"],
-    "c": ["70,140,readmitted", "80,100,readmitted"],
-}
-# ages and pressures are (x - 50) / 10 and (x - 100) / 20
-TRANSFORMS = [{"class_path": "Normalize", "init_args": {"mean": [50, 100], "std": [10, 20]}}]
-RUN = {
-    "trainer": {"name": "run", "max_epochs": 2},
-    "model": {
-        "class_path": "FedAvg",
-        "init_args": {
-            "network": {
-                "class_path": "LogisticRegression",
-                "init_args": {"in_features": 2, "num_classes": 3},
-            },
-            "lr": 0.5,
-            "batch_size": None,
-        },
-    },
-    "data": {
-        "class_path": "TableDataModule",
-        "init_args": {
-            "file": "all.csv",
-            "target_column": "outcome",
-            "client_column": "hospital",
-            "partition": {"class_path": "Natural"},
-            "protocol": {
-                "class_path": "SplitOwn",
-                "init_args": {"test": 0.0, "validation": 0.0},
-            },
-            "transforms": TRANSFORMS,
-        },
-    },
-    "loop": {"evaluate": [], "clients_at_once": 1},
-}
 MISSING = "data.transforms: Normalize has no numbers"
 
 
 @pytest.fixture
 def app(tmp_path, monkeypatch):
-    """An app for the three hospitals; the file of each is in a folder beside its party's file."""
     monkeypatch.chdir(tmp_path)
-    lines = ["age,pressure,outcome,hospital"]
-    for hospital, rows in ROWS.items():
-        lines += [f"{row},{hospital}" for row in rows]
-        folder = tmp_path / hospital
-        folder.mkdir()
-        (folder / "own.csv").write_text("\n".join(["age,pressure,outcome", *rows, ""]))
-    (tmp_path / "all.csv").write_text("\n".join([*lines, ""]))
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
-    status, _, error = call("deploy", "--config", "run.yaml", "--out", "app")
-    assert status == 0, error
-    return tmp_path / "app"
-
-
-def party(app, client, **arguments):
-    """The party's file of a hospital, whose own data module has some other arguments."""
-    folder = app.parent / "abc"[client]
-    own = {"file": "own.csv", "target_column": "outcome", "num_clients": 1}
-    own["protocol"] = RUN["data"]["init_args"]["protocol"]
-    own["transforms"] = TRANSFORMS
-    data = {"class_path": "TableDataModule", "init_args": own | arguments}
-    content = {"app": "../app", "client": client, "data": data, "socket": "own.sock"}
-    (folder / "party.yaml").write_text(yaml.safe_dump(content))
-    return folder / "party.yaml"
-
-
-class Direct(Channel):
-    """Workers in this process."""
-
-    def __init__(self, workers):
-        self.workers = workers
-
-    def peers(self):
-        return set(range(len(self.workers)))
-
-    def ask(self, messages, timeout):
-        return {peer: self.workers[peer].answer(text) for peer, text in messages.items()}
+    return deployed(tmp_path)
 
 
 def test_the_labels_and_inputs_of_each_party_are_those_of_the_run(app):
@@ -169,7 +93,8 @@ def test_a_party_is_checked_without_a_server(app):
     """Its own file has three rows, of which all are trained on."""
     status, out, error = call("node", "--config", party(app, 0), "--check")
     assert status == 0, error
-    rows = dict(line.strip().split("  ", 1) for line in out.splitlines()[1:])
+    lines = out.split("\n\n")[0].splitlines()
+    rows = dict(line.strip().split("  ", 1) for line in lines[1:])
     rows = {key: value.strip() for key, value in rows.items()}
     assert out.startswith("party 0 agrees with run.yaml and server.yaml:\n")
     assert rows["class names"] == "['home', 'moved', 'readmitted']"

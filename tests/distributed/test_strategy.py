@@ -83,6 +83,11 @@ FITS = {
         "clients_at_once=1, dropout=0.3",
     ),
     "nested family": ("HeteroFL(nested(), **TRAIN)", DIGITS, "clients_per_round=5"),
+    "distilled family": (
+        "FedDF(nested(), public=DigitsDataModule(num_clients=1), server_steps=3, **TRAIN)",
+        DIGITS,
+        "clients_per_round=5, clients_at_once=2, dropout=0.3",
+    ),
     "median": (
         "FedAvg(MLP(64, [6]))",
         DIGITS,
@@ -142,7 +147,7 @@ from pfl.aggregation.attacks import Attackers, InnerProduct, SignFlip
 from pfl.aggregation.privacy import AdaptiveClip, Privacy, SamplePrivacy
 from pfl.aggregation.robust import Median, NormBound
 from pfl.algorithms import (
-    SCAFFOLD, Ditto, FedAvg, FedBuff, FedProto, FedSLR, HeteroFL, LGFedAvg, LocalTrain
+    SCAFFOLD, Ditto, FedAvg, FedBuff, FedDF, FedProto, FedSLR, HeteroFL, LGFedAvg, LocalTrain
 )
 from pfl.rounds.clock import Clock
 from pfl.stages.compression import TopK

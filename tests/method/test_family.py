@@ -1,5 +1,7 @@
 """Clients with networks of their own: as one network where all have it, and right elsewhere."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,14 @@ from torch import nn
 from pfl import FederatedLoop
 from pfl.aggregation.privacy import SamplePrivacy
 from pfl.algorithms import (
+    FML,
     IFCA,
     FedAMP,
     FedAvg,
+    FedDF,
     FedDistill,
     FedGH,
+    FedMRL,
     FedPer,
     FedProto,
     FedRolex,
@@ -46,9 +51,11 @@ from tests.refusal import refused
 # Every way in which messages and states travel: dense, masked, kept, in rows, sent first, to each.
 COPIED = ["FedAvg", "LocalTrain", "FedPer", "LGFedAvg", "Ditto", "SCAFFOLD", "FedPD", "FedAMP"]
 COPIED += ["FedACS", "FedSLR", "IFCA", "CFL", "pFedHN", "FedProto", "FedGH", "FedPAC", "FedBuff"]
-COPIED += ["FML", "FedKD", "FedMD", "FedDistill", "FedTGP", "FedFomo"]
+COPIED += ["FML", "FedKD", "FedMRL", "FedMD", "FedDF", "FedGen", "FedDistill", "FedTGP"]
+COPIED += ["FedFomo"]
 
 
+DISTILLING = partial(FedDF, public=DigitsDataModule(num_clients=1), server_steps=3)
 SMALL = dict(lr=0.05, batch_size=20, engine="sequential")
 
 
@@ -87,6 +94,10 @@ def test_three_copies_of_a_network_equal_the_network(tmp_path, name):
         found.append(everything(run(tmp_path, algorithm, loop)))
     plain, family = found
     family = {key: value for key, value in family.items() if not key.startswith("module members.")}
+    more = family.keys() - plain.keys()
+    if name == "FedDF":  # with a family each client is scored with the model of its network, too
+        assert more and all("personalized" in key for key in more)
+        family = {key: family[key] for key in plain}
     assert plain.keys() == family.keys()
     rows = {key for key in plain if key.startswith("row ")}
     assert differing(plain, family) <= rows
@@ -332,6 +343,58 @@ def test_a_drawn_family_runs_in_any_order_and_resumes(tmp_path):
         assert {key for key in differing(one, other) if not key.startswith("row ")} == set()
 
 
+def families_with_messengers(kind, seed, **kw):
+    """A method on a drawn family; FML and FedMRL have a small messenger."""
+    settings = SMALL | kw
+    if kind in (FML, FedMRL):
+        torch.manual_seed(seed)
+        settings["messenger"] = MLP(64, (4,))
+    return kind(drawn(seed), **settings)
+
+
+@pytest.mark.parametrize(("seed", "kind"), [(11, FedProto), (12, FML), (13, FedMRL), (14, FML)])
+def test_engines_agree_on_a_drawn_family(tmp_path, seed, kind):
+    found = []
+    for engine in ("sequential", "auto"):
+        method = families_with_messengers(kind, seed, engine=engine)
+        found.append(everything(run(tmp_path / engine, method, digits(), rounds=2)))
+    one, other = found
+    states = [key for key in one if key.startswith("client ")]
+    assert states
+    for key in states:
+        torch.testing.assert_close(one[key], other[key], rtol=0, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("kind", [FML, FedMRL])
+def test_a_drawn_family_with_a_messenger_resumes(tmp_path, kind):
+    """Bit for bit, and with other networks to begin with."""
+
+    def begin(root, rounds, seed, ckpt_path=None):
+        method = families_with_messengers(kind, 15)
+        torch.manual_seed(seed)
+        for p in method.network.parameters():
+            p.data.add_(0.01 * torch.randn_like(p))
+        trainer = quiet(tmp_path / root, rounds, precision="64-true")
+        trainer.fit(method, datamodule=digits(), ckpt_path=ckpt_path)
+        return method
+
+    whole = begin("whole", 3, 0)
+    early = begin("parts", 1, 0)
+    last = early.trainer.run_dir / "checkpoints" / "last.ckpt"
+    resumed = begin("parts", 3, 1, last)
+    one, other = everything(whole), everything(resumed)
+    assert {key for key in differing(one, other) if not key.startswith("row ")} == set()
+
+
+def test_the_local_baseline_of_a_drawn_family_is_local_training(tmp_path):
+    """Each client's own network alone; BatchNorm is among them."""
+    baseline = LocalBaseline()
+    run(tmp_path / "run", FedProto(drawn(3), **SMALL), digits(), 2, baseline)
+    alone = run(tmp_path / "alone", LocalTrain(drawn(3), **SMALL), digits(), rounds=2)
+    for name, values in alone.evaluation.scores["test", "personalized"].items():
+        np.testing.assert_array_equal(baseline.scores[name], values, err_msg=name)
+
+
 # ---- running statistics, local memories, private samples -----------------------------------------
 
 
@@ -391,7 +454,7 @@ def test_private_gradients_of_each_network(tmp_path):
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [FedProto, HeteroFL, LGFedAvg])
+@pytest.mark.parametrize("kind", [FedProto, HeteroFL, LGFedAvg, DISTILLING])
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind):
     """It resumes with other first networks."""
 
@@ -418,7 +481,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind):
 
 
 @pytest.mark.parametrize("engine", ["auto", "vmap", "debug"])
-@pytest.mark.parametrize("kind", [FedProto, FedRolex])
+@pytest.mark.parametrize("kind", [FedProto, FedRolex, DISTILLING])
 def test_engines_and_chunks_give_the_same(tmp_path, kind, engine):
     features = None if kind is FedRolex else 4
     one = run(tmp_path, kind(three(features), lr=0.05, engine="sequential"), digits())
@@ -429,6 +492,8 @@ def test_engines_and_chunks_give_the_same(tmp_path, kind, engine):
         rows = [method.client_rows(name, everyone) for method in (one, other)]
         torch.testing.assert_close(*rows, rtol=0, atol=1e-10)
     torch.testing.assert_close(one.global_model, other.global_model, rtol=0, atol=1e-10)
+    for first, second in zip(one.members, other.members, strict=True):  # FedDF has one of each
+        torch.testing.assert_close(first.global_model, second.global_model, rtol=0, atol=1e-10)
 
 
 def test_an_exported_client_has_its_own_network(tmp_path):
@@ -470,6 +535,20 @@ def test_predictions_are_those_of_each_clients_network(tmp_path):
         x, _ = loop.datamodule.samples.gather(torch.from_numpy(sample[rows]))
         expected = client_network(method, number)(x.double()).argmax(1)
         assert label[rows].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("kind", [HeteroFL, DISTILLING])
+def test_predictions_of_the_servers_models_are_those_that_are_scored(tmp_path, kind):
+    """Clients in one chunk have several networks, and each has received its own model."""
+    method = run(tmp_path, kind(three(), lr=0.1), digits())
+    loop = method.run.loop
+    trainer = quiet(tmp_path, 1, precision="64-true")
+    parts = trainer.predict(method, datamodule=loop)
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for name in ("global", "personalized"):
+        right = columns[name] == columns["target"]
+        scores = [right[columns["client"] == number].mean() for number in range(7)]
+        assert method.row[f"test/{name}/accuracy"] == pytest.approx(np.mean(scores))
 
 
 def test_a_newcomer_begins_with_its_networks_first_values(tmp_path):
@@ -524,7 +603,5 @@ def test_what_a_family_cannot_have_is_refused(tmp_path):
     )
     with refused("the network 'a' has running statistics, and FedAvg has a global model"):
         run(tmp_path, FedAvg(batch_norm), digits())
-    with refused("LocalBaseline: the clients have networks of their own"):
-        run(tmp_path, FedProto(three(4)), digits(), 1, LocalBaseline())
     with refused("is no part of"):
         run(tmp_path, HeteroFL(Family({"a": MLP(64, (4,)), "b": MLP(64, (8,))})), digits())

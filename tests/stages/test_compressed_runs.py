@@ -152,7 +152,7 @@ POOLED = "trains on the samples of all clients in one place"
 
 
 REFUSED = {
-    **dict.fromkeys(["FedGH", "FedTGP", "CFL", "pFedHN", "FedBuff", "FedAsync"], SINGLE),
+    **dict.fromkeys(["FedGH", "FedTGP", "FedDF", "CFL", "pFedHN", "FedBuff", "FedAsync"], SINGLE),
     **dict.fromkeys(["FedAgg", "FedAgg, aggregated"], FREE),
     "IFCA": WIDE,
 }

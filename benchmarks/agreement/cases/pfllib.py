@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from benchmarks.agreement.case import Case
-from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import ALL, EPOCHS, HEAD_EPOCHS, RATE, ROUNDS, Iterates, arrays
+from benchmarks.agreement.ours import network, run
+from benchmarks.agreement.problem import (
+    ALL,
+    BODY,
+    CLASSES,
+    EPOCHS,
+    FEATURES,
+    HEAD_EPOCHS,
+    HIDDEN,
+    RATE,
+    ROUNDS,
+    SIZES,
+    Iterates,
+    arrays,
+    started,
+)
 from benchmarks.agreement.readings import common, pfllib
 from pfl.algorithms import (
     APFL,
+    APPLE,
+    FML,
+    GPFL,
     MOON,
     SCAFFOLD,
     Ditto,
@@ -21,9 +41,13 @@ from pfl.algorithms import (
     FedAS,
     FedAvg,
     FedBABU,
+    FedCP,
     FedDBE,
+    FedDistill,
     FedDyn,
+    FedFomo,
     FedGH,
+    FedKD,
     FedLC,
     FedNTD,
     FedPer,
@@ -36,6 +60,8 @@ from pfl.algorithms import (
     PerFedAvg,
     pFedMe,
 )
+from pfl.method import FederatedAlgorithm, MessengerMethod
+from pfl.models.classifier import Classifier
 
 MOREAU: dict[str, Any] = dict(
     penalty=2.0, personal_steps=3, personal_lr=0.1, lr=RATE, server_mixture=0.8
@@ -43,6 +69,9 @@ MOREAU: dict[str, Any] = dict(
 META: dict[str, Any] = dict(alpha=RATE, variant="FO", batch_size=None)
 MIXED: dict[str, Any] = dict(share=1.0, batch_size=None)
 DOMAIN: dict[str, Any] = dict(penalty=3.0, momentum=0.6)
+MUTUAL: dict[str, Any] = dict(alpha=0.6, beta=0.3)
+DISTILLED: dict[str, Any] = dict(distillation=1.0, first_energy=0.6, last_energy=0.9)
+JUDGED: dict[str, Any] = dict(models=2, judged_on="training", exploration=0.0)
 HEAD: dict[str, Any] = dict(server_lr=0.5, server_batch_size=None)
 
 
@@ -50,6 +79,64 @@ def known_mean() -> Iterates:
     """FedDBE whose mean is that of a first round of all clients, whose models are forgotten."""
     first = run(FedDBE, cohorts=ALL, **DOMAIN)["server mean"][0]
     return run(pfllib.starting_mean(first), **DOMAIN)
+
+
+def with_messenger(kind: type[MessengerMethod], of: nn.Module, **settings: Any) -> Iterates:
+    """The iterates of a method whose messenger is as the clients' network."""
+    found = run(kind, of=of, messenger=copy.deepcopy(of), **settings)
+    size = sum(values.numel() for values in of.parameters())
+    return {
+        "client u": found["client head"][..., :size],
+        "client W": found["client head"][..., size:],
+        "m": found["w"][:, size : 2 * size],
+    }
+
+
+def wider() -> nn.Module:
+    """The network with one more class, which nobody has."""
+    body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
+    made = Classifier(body, nn.Linear(HIDDEN, CLASSES + 1)).double()
+    count = sum(values.numel() for values in made.parameters())
+    nn.utils.vector_to_parameters(torch.from_numpy(started(count, 0)), made.parameters())
+    return made
+
+
+def of_valves(kind: type[FederatedAlgorithm]) -> Iterates:
+    """The iterates of GPFL by their parts."""
+    found = run(kind, penalty=0.4, shared_decay=0.2)
+    vectors = CLASSES * HIDDEN  # come first; the conditions last
+    valve = vectors + len(arrays()[2])
+    return {
+        "φ, h": found["v"][..., vectors:valve],
+        "valve": found["w"][:, valve : -2 * HIDDEN],
+        "vectors": found["w"][:, :vectors],
+    }
+
+
+def of_policies(kind: type[FederatedAlgorithm], **settings: Any) -> Iterates:
+    """The iterates of FedCP by their parts."""
+    found = run(kind, penalty=1.5, **settings)
+    body = HIDDEN + BODY  # after the context
+    head = len(arrays()[2]) - BODY
+    return {
+        "body": found["w"][:, HIDDEN:body],
+        "head": found["w"][:, body + head : body + 2 * head],
+        "policy": found["w"][:, body + 2 * head :],
+        "client h": found["client head"][..., HIDDEN:],
+    }
+
+
+def of_vectors(kind: type[FederatedAlgorithm]) -> Iterates:
+    """The iterates of APPLE, with p instead of what has been added to its first values."""
+    found = run(
+        kind,
+        cohorts=ALL,
+        relationship_lr=0.2,
+        penalty=0.5,
+        scheduler="cosine",
+        penalized_rounds=ROUNDS // 2,
+    )
+    return {"v": found["v"], "p": found["client change"] + np.array(SIZES) / sum(SIZES)}
 
 
 CASES = [
@@ -251,5 +338,88 @@ CASES = [
         "are averaged over clients instead of samples, and a class that the last cohort lacks has "
         "none.",
         partial(run, pfllib.RunningFedProto, penalty=1.5),
+    ),
+    Case(
+        "FedDistill (FD)",
+        "FD",
+        "clients/clientfd.py:44-54, servers/serverfd.py:84-100",
+        ("v",),
+        partial(run, FedDistill, penalty=0.6),
+        "Scores before the softmax are averaged, during the local steps, and taken for "
+        "probabilities in the cross entropy. A client is among its own teachers, only the last "
+        "cohort teaches, and where no one has the class a model's own scores are the target.",
+        partial(run, pfllib.ScoresFedDistill, penalty=0.6),
+    ),
+    Case(
+        "FML",
+        "FML",
+        "clients/clientfml.py:46-56, servers/serverfml.py:84-94",
+        ("client u", "m"),
+        lambda: with_messenger(FML, network(), **MUTUAL),
+        "Each network descends on both losses, as no probabilities are held; the divergence is a "
+        "mean over classes, too; messengers have equal weights.",
+        lambda: with_messenger(pfllib.SummedFML, network(), **MUTUAL),
+    ),
+    Case(
+        "FedKD, four classes of which one is empty",
+        "FedKD",
+        "clients/clientkd.py:56-79, 137-166, servers/serverkd.py:122-167",
+        ("client u", "client W", "m"),
+        lambda: with_messenger(FedKD, wider(), **DISTILLED),
+        "Each network descends on both losses, in which nothing is held; the denominators are of "
+        "the mini-batch. Low rank have the messengers and again their mean, with equal weights, "
+        "not the changes; a matrix that needs all singular values becomes 0 (151). The first "
+        "round's energy counts twice. Parameters with three rows break it (119).",
+        lambda: with_messenger(pfllib.SummedFedKD, wider(), **DISTILLED),
+    ),
+    Case(
+        "GPFL",
+        "GPFL",
+        "clients/clientgpfl.py:69-77, 97-107",
+        ("φ, h", "valve", "vectors"),
+        lambda: of_valves(pfllib.at_start(GPFL, "valve.*", "vectors")),
+        "The conditions are 0 in the first round and later those of the vectors that a client had "
+        "before it received their mean. The norm in the third term is over all samples of a "
+        "mini-batch.",
+        lambda: of_valves(pfllib.OldConditionsGPFL),
+    ),
+    Case(
+        "FedCP, all clients in every round, without noise, first v_i of the head",
+        "FedCP",
+        "clients/clientcp.py:116-141, servers/servercp.py:170-180",
+        ("body", "head", "policy", "client h"),
+        lambda: of_policies(pfllib.at_start(FedCP, "policy.*"), cohorts=ALL),
+    ),
+    Case(
+        "FedCP, without noise, first v_i of the head",
+        "FedCP, cohorts",
+        "servers/servercp.py:137-157",
+        ("body", "head", "policy", "client h"),
+        lambda: of_policies(pfllib.at_start(FedCP, "policy.*")),
+        "The policy and the common head reach the clients of the round at its end, and not the "
+        "others.",
+        lambda: of_policies(pfllib.CohortsFedCP),
+    ),
+    Case(
+        "FedFomo, two models, judged on training samples",
+        "FedFomo",
+        "clients/clientfomo.py:98-169, servers/serverfomo.py:66-82",
+        ("v",),
+        partial(run, FedFomo, **JUDGED),
+        "The own model is one of the M; models of clients that never took part are sent, too. A "
+        "client keeps w_i where no model lowers its loss; distances have 0.00001 more.",
+        partial(run, pfllib.OwnAmongFedFomo, **JUDGED),
+    ),
+    Case(
+        "APPLE, all clients in every round",
+        "APPLE",
+        "clients/clientapple.py:19-67",
+        ("v", "p"),
+        lambda: of_vectors(APPLE),
+        "p_i begins as 1/N (23), η is times N (19), slopes of p are means over values and layers "
+        "(52) after the step of c_i. The restoring of c_i (65) copies it to itself, so that "
+        "clients see what those before them did in the same round; then w_i before its last step "
+        "replaces c_i (67). λ is late by a round.",
+        lambda: of_vectors(pfllib.InTurnAPPLE),
     ),
 ]

@@ -37,6 +37,7 @@ from benchmarks.agreement.problem import (
     Problem,
     absent,
     main,
+    started,
 )
 
 TRAIN = [("train", EPOCHS)]
@@ -89,6 +90,12 @@ def doubled(inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
     return tensors(np.concatenate([inputs, inputs]), np.concatenate([targets, targets]))
 
 
+def start(module: nn.Module, number: int) -> None:
+    """Gives a module the first values that both sides have."""
+    count = sum(values.numel() for values in module.parameters())
+    nn.utils.vector_to_parameters(torch.from_numpy(started(count, number)), module.parameters())
+
+
 def flat(parameters: Any) -> np.ndarray:
     return nn.utils.parameters_to_vector(list(parameters)).detach().numpy().copy()
 
@@ -102,11 +109,17 @@ class Runner:
         absent("h5py")
         vars(importlib.import_module("utils.data_utils"))["read_client_data"] = self.samples
         self.client_base = importlib.import_module("flcore.clients.clientbase")
+        self.network = self.with_classes(CLASSES)
+        first = torch.from_numpy(problem.start)
+        nn.utils.vector_to_parameters(first, self.network.parameters())
+
+    @staticmethod
+    def with_classes(count: int) -> nn.Module:
+        """The problem's network with any number of classes."""
         split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
         body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
-        self.network = split(body, nn.Linear(HIDDEN, CLASSES)).double()
-        start = torch.from_numpy(problem.start)
-        nn.utils.vector_to_parameters(start, self.network.parameters())
+        made: nn.Module = split(body, nn.Linear(HIDDEN, count)).double()
+        return made
 
     def samples(self, dataset: str, i: int, **kwargs: object) -> list[tuple[Tensor, Tensor]]:
         return list(zip(*tensors(self.problem.inputs[i], self.problem.targets[i]), strict=True))
@@ -122,6 +135,8 @@ class Runner:
         cohorts: Sequence[Sequence[int]] = COHORTS,
         convert: Any = tensors,
         setup: Any = None,
+        network: nn.Module | None = None,
+        double: bool = False,
         **settings: object,
     ) -> Iterates:
         """The iterates of a server.
@@ -135,10 +150,13 @@ class Runner:
             cohorts: The clients of each round.
             convert: What a mini-batch becomes.
             setup: Called with the server.
+            network: Another network than the problem's.
+            double: Whether what they make themselves is in float64, too.
             settings: Arguments of the command line.
         """
-        given = SETTINGS | dict(model=copy.deepcopy(self.network)) | settings
+        given = SETTINGS | dict(model=copy.deepcopy(network or self.network)) | settings
         torch.manual_seed(0)
+        torch.set_default_dtype(torch.float64 if double else torch.float32)
         begun = False
         rounds: list[dict[str, np.ndarray]] = []
         asked: dict[int, int] = {}
@@ -196,8 +214,17 @@ def found(run: Any) -> dict[str, np.ndarray]:
         row["old_grad"] = np.stack([c.old_grad.numpy() for c in run.clients])
     if hasattr(run.clients[0], "alpha"):
         row["alpha"] = np.array([c.alpha for c in run.clients])
-    if getattr(run, "head", None) is not None:
-        row["head"] = flat(run.head.parameters())
+    for name in ("head", "GCE", "CoV", "cs", "global_modules"):
+        if isinstance(getattr(run, name, None), nn.Module):
+            row[name] = flat(getattr(run, name).parameters())
+    if isinstance(getattr(run.clients[0], "global_model", None), nn.Module):
+        row["messenger"] = flat(run.clients[0].global_model.parameters())
+    if hasattr(run.clients[0].model, "head_g"):
+        row["own heads"] = np.stack([flat(c.model.model.head.parameters()) for c in run.clients])
+    if hasattr(run.clients[0], "W_h"):
+        row["maps"] = np.stack([flat(c.W_h.parameters()) for c in run.clients])
+    if hasattr(run.clients[0], "ps"):
+        row["ps"] = np.stack([c.ps for c in run.clients])
     return row
 
 
@@ -214,7 +241,35 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
         for client in server.clients:  # a row for each sample of `batch_size`
             client.calibration = client.calibration[:1]
 
+    def without_noise(x: Tensor, tau: float, hard: bool, dim: int) -> Tensor:
+        return (x / tau).softmax(dim)
+
+    def judged_on_training(server: Any) -> None:
+        load = run.client_base.Client.load_train_data
+        for client in server.clients:
+            whole = Epochs(problem, 0, client.id, [("full", 1)] * 100, tensors)
+            client.load_train_data = lambda client=client, whole=whole: (load(client), whole)
+
+    def started_valves(server: Any) -> None:
+        for client in server.clients:
+            for number, name in enumerate(("CoV", "GCE")):
+                start(getattr(client, name), number)
+            client.GCE_frozen = copy.deepcopy(client.GCE)
+
+    def started_policies(server: Any) -> None:
+        vars(nn.functional)["gumbel_softmax"] = without_noise
+        for client in server.clients:
+            start(client.model.gate.cs, 0)
+            client.context = client.model.model.head.weight.data.sum(0, keepdim=True)
+
+    def identities(server: Any) -> None:
+        for client in server.clients:
+            nn.init.eye_(client.W_h.weight)
+
     shared, personal = {"w": "global"}, {"v": "models"}
+    messenger = {"client u": "models", "m": "messenger"}
+    wider = run.with_classes(CLASSES + 1)  # which nobody has; see the page
+    start(wider, 0)
     steps = [("full", EPOCHS)]
     mixed: Any = {"loaders": [steps], "eta": 1.0, "rand_percent": 100, "layer_idx": 2}
     head = [("head", HEAD_EPOCHS), *TRAIN]
@@ -298,6 +353,56 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
             momentum=0.6,
         ),
         "FedProto": run("serverproto", "FedProto", personal, lamda=1.5),
+        "FD": run("serverfd", "FD", personal, lamda=0.6),
+        "FML": run("serverfml", "FML", messenger, alpha=0.6, beta=0.3),
+        "FedKD": run(
+            "serverkd",
+            "FedKD",
+            messenger | {"client W": "maps"},
+            network=wider,
+            setup=identities,
+            double=True,
+            mentee_learning_rate=RATE,
+            T_start=0.6,
+            T_end=0.9,
+            num_classes=CLASSES + 1,
+        ),
+        "GPFL": run(
+            "servergpfl",
+            "GPFL",
+            {"φ, h": "models", "valve": "CoV", "vectors": "GCE"},
+            before=full,
+            setup=started_valves,
+            double=True,
+            lamda=0.4,
+            mu=0.2,
+        ),
+        **{
+            name: run(
+                "servercp",
+                "FedCP",
+                {"client h": "own heads", "body": "global_modules", "head": "head", "policy": "cs"},
+                cohorts=cohorts,
+                join_ratio=len(cohorts[0]) / len(SIZES),
+                setup=started_policies,
+                double=True,
+                lamda=1.5,
+            )
+            for name, cohorts in (("FedCP", [EVERYONE] * ROUNDS), ("FedCP, cohorts", COHORTS))
+        },
+        "FedFomo": run(
+            "serverfomo", "FedFomo", personal, setup=judged_on_training, double=True, M=2
+        ),
+        "APPLE": run(
+            "serverapple",
+            "APPLE",
+            personal | {"p": "ps"},
+            cohorts=[EVERYONE] * ROUNDS,
+            join_ratio=1.0,
+            dr_learning_rate=0.2,
+            mu=0.5,
+            L=0.5,
+        ),
     }
 
 

@@ -6,6 +6,7 @@ difference has the stated reason and no other: changed so, both sides agree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
+from torch.func import functional_call
 
 from pfl.algorithms import CFL, pFedMe
 from pfl.method import Clients, FederatedAlgorithm, Message, PartlyPersonal, dense
@@ -83,6 +85,45 @@ def with_averaged_heads(kind: type[PartlyPersonal]) -> type[PartlyPersonal]:
             return torch.where(known, super().personalized(clients), clients.received["w"])
 
     return AveragedHeads
+
+
+def call(method: FederatedAlgorithm, at: Tensor, module: str, *args: Tensor) -> Tensor:
+    """What a module of the method's network gives with the values of a model, [P]."""
+    prefix = f"{module}." if module else ""
+    values = {
+        name.removeprefix(prefix): value
+        for name, value in method.space.split(at).items()
+        if name.startswith(prefix)
+    }
+    found: Tensor = functional_call(method.network.get_submodule(module), values, args)
+    return found
+
+
+def stepped(
+    method: FederatedAlgorithm,
+    clients: Clients,
+    start: Tensor,
+    loss: Callable[[Tensor, Tensor, Tensor, int], Tensor],
+) -> Tensor:
+    """Models [C, P] after SGD steps on a loss of whole mini-batches.
+
+    Args:
+        method: Has the rate and the schedule.
+        clients: The clients.
+        start: The models before.
+        loss: Of a model [P], inputs, targets, and the number of the client's row.
+    """
+    v = start.clone()
+    rate = method.learning_rate(clients.round)
+    for batch in clients.batches(method.local_schedule):
+        for row in range(batch.clients):
+            one = batch.select(row)
+            with torch.enable_grad():
+                at = v[row].clone().requires_grad_()
+                value = loss(at, one.inputs[0], one.targets[0], row)
+                (slope,) = torch.autograd.grad(value, at)
+            v[row] -= rate * slope
+    return v
 
 
 def from_zero(kind: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:

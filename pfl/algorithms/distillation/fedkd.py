@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl.method import (
     BatchSamples,
     Clients,
     ConfigError,
+    Joined,
     Message,
     MessengerMethod,
     Network,
@@ -67,8 +68,6 @@ class FedKD(MessengerMethod):
         610
     """
 
-    compares_features = True
-
     def __init__(
         self,
         network: Network,
@@ -83,6 +82,10 @@ class FedKD(MessengerMethod):
         self.distillation = distillation
         self.first_energy = first_energy
         self.last_energy = last_energy
+
+    @staticmethod
+    def joint(own: nn.Module, messenger: nn.Module) -> Joined:
+        return Joined(own, messenger, compares_features=True)
 
     def check_setup(self) -> None:
         super().check_setup()

@@ -85,9 +85,10 @@ class FedTGP(FederatedAlgorithm):
         The head is a linear layer, and z is what it gets. Networks may differ in all but K and the
         number of classes (`pfl.models.Family`).
         The print was not at hand: the method is written from the authors' code, whose prototypes
-        and δ it has. Differences: there a client's test samples get the class of the nearest
-        prototype, and here w_i is scored; distances there come from products, which rounding may
-        make negative under the root.
+        and δ it has. Differences: there the P_i,c are those of w_i before its local steps, which
+        is saved after they are computed; a client's test samples get the class of the nearest
+        prototype, and here w_i is scored; distances come from products, which rounding may make
+        negative under the root.
         A sample has one class; regression and several labels are refused.
 
     Example:

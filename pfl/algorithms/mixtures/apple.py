@@ -54,7 +54,8 @@ class APPLE(FederatedAlgorithm):
         penalty is μ without the half, and L is a tenth of the 160 rounds.
         Differences from a public implementation, PFLlib: there p_i begins as 1/N; η is multiplied
         by N; <g, c_j> is a mean over the values of a layer and then over layers, and that of c_i
-        is taken after its step; and a client's w_i takes the place of its c_i after the round.
+        is taken after its step; clients see the c_j that those before them have changed in the
+        round; and a client's w_i takes the place of its c_i after it.
 
     Example:
         >>> from pfl.models import MLP

@@ -30,7 +30,9 @@ class HeteroFL(NestedNetworks):
         Left out: the Scaler, which divides what a narrow layer gives by its share of the units in
         training; and static batch normalization, whose statistics are asked of all clients at the
         end: take GroupNorm. The widths here are those of the networks, and stay; in the paper's
-        dynamic setting a client draws a width in every round.
+        dynamic setting a client draws a width in every round. In the authors' code the head's
+        values of a class are averaged over the clients that have the class; here the others send
+        them as they got them.
 
     Example:
         >>> from pfl.models import MLP, Family

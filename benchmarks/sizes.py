@@ -1,0 +1,189 @@
+"""Networks of five sizes in one federation: the data, tables and figure.
+
+    python -m benchmarks.sizes --fashion-mnist FOLDER    # data/sizes, of the files of Fashion-MNIST
+    python -m benchmarks.sizes runs/compare/sizes          # the published data, tables and figure
+    python -m benchmarks.sizes                             # tables and figure of the published data
+
+docs/record/sizes-protocol.md says what is computed. docs/data/results/sizes has, for each client in
+each evaluated round of each run, its accuracy with the model that counts, and what the run has
+spent until then. Whatever has rows there is compared, so that another method joins by its rows.
+"""
+
+import argparse
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import published
+from pfl.report.table import Table, markdown
+from pfl.scores.names import ScoreName
+from pfl.scores.runs import Run, find_runs, read_runs
+from pfl.scores.statistics import seeds_test
+
+DATA = "results/sizes"
+SIZES = ("2 M", "520 k", "160 k", "40 k", "10 k")  # client i has the (i mod 5)-th
+BASELINE = "clients alone"
+BUDGETS = (1, 10, 100)  # MB of all clients in all rounds, up and down
+KINDS = ("finetuned/1", "finetuned/3", "finetuned/10", "finetuned/30", "personalized")
+CLIENT_IMAGES = 8000
+PUBLIC_IMAGES = 2000
+
+
+def make_data(source: Path, target: Path) -> None:
+    """Writes the clients' images and the public ones, from the files of Fashion-MNIST."""
+    images = _idx(source / "train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)
+    labels = _idx(source / "train-labels-idx1-ubyte.gz", 8).astype(np.int64)
+    end = CLIENT_IMAGES + PUBLIC_IMAGES
+    target.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        target / "clients.npz", inputs=images[:CLIENT_IMAGES], targets=labels[:CLIENT_IMAGES]
+    )
+    np.savez_compressed(
+        target / "public.npz",
+        inputs=images[CLIENT_IMAGES:end],
+        targets=np.zeros(PUBLIC_IMAGES, np.int64),
+    )
+
+
+def _idx(path: Path, header: int) -> np.ndarray:
+    """Returns the bytes of a compressed IDX file after its header."""
+    with gzip.open(path) as file:
+        return np.frombuffer(file.read(), np.uint8, offset=header)
+
+
+def clients(folder: Path) -> Iterator[dict[str, object]]:
+    """Yields the accuracies of each client in each evaluated round of each run, and its costs."""
+    for run in read_runs(find_runs([folder], "sizes")):
+        if run.diverged:
+            continue
+        kind = _kind(run)
+        for row in run.rows:
+            found = [
+                run.client_scores(row, ScoreName(split, kind, "accuracy"))
+                for split in ("val", "test")
+            ]
+            if found[0] is None or found[1] is None:
+                continue
+            sent = row["comm/uplink_bytes"] + row["comm/downlink_bytes"]
+            gradients = row["train/samples"] + run.finetuning_samples(kind)
+            for client, (val, test) in enumerate(zip(found[0], found[1], strict=True)):
+                yield {
+                    "run": run.label,
+                    "seed": run.seed,
+                    "round": int(row["round"]),
+                    "bytes": int(sent),
+                    "gradients": int(gradients),
+                    "client": client,
+                    "val": f"{val:.6f}",
+                    "test": f"{test:.6f}",
+                }
+
+
+def _kind(run: Run) -> str:
+    """Returns the model that counts: fine-tuned, else personalized."""
+    last = run.rows[-1]
+    for kind in KINDS:
+        if f"val/{kind}/accuracy" in last:
+            return kind
+    raise ValueError(f"{run.folder}: no personalized model was scored")
+
+
+class Sizes:
+    """The accuracies of all methods in points, [seeds, clients], in the round that counts.
+
+    Args:
+        limit: The bytes or gradients that a run may have spent in that round, by name.
+
+    Attributes:
+        scores: The accuracies of a method. One without a round within the limit has none.
+    """
+
+    def __init__(self, limit: tuple[str, float] | None = None) -> None:
+        rounds: dict[tuple[str, str], dict[int, list[dict[str, str]]]] = {}
+        for row in published.rows(DATA):
+            if limit is not None and float(row[limit[0]]) > limit[1]:
+                continue
+            run = rounds.setdefault((row["run"], row["seed"]), {})
+            run.setdefault(int(row["round"]), []).append(row)
+        found: dict[str, list[np.ndarray]] = {}
+        self.bytes: dict[str, float] = {}
+        self.gradients: dict[str, float] = {}
+        for (method, _), run in rounds.items():
+            best = max(run.values(), key=_validation)
+            if limit is not None:
+                best = run[max(run)]
+            found.setdefault(method, []).append(100 * np.array([float(r["test"]) for r in best]))
+            last = run[max(run)][0]
+            self.bytes[method] = float(last["bytes"])
+            self.gradients[method] = float(last["gradients"])
+        self.scores = {method: np.stack(values) for method, values in found.items()}
+
+    def gains(self, method: str) -> np.ndarray:
+        """Returns the differences to clients alone with the same images, [seeds, clients]."""
+        return self.scores[method] - self.scores[BASELINE]
+
+    def table(self) -> Table:
+        """Returns the gain of each size over itself alone, with 95 % intervals over seeds."""
+        heads = ["method", "accuracy", "gain", *SIZES, "MB", "gradients"]
+        lines = [[BASELINE, f"{self.scores[BASELINE].mean():.1f}", "–"]]
+        lines[0] += [f"({self.scores[BASELINE][:, i::5].mean():.1f})" for i in range(5)]
+        lines[0] += self._costs(BASELINE)
+        others = [method for method in self.scores if method != BASELINE]
+        for method in sorted(others, key=lambda one: -self.scores[one].mean()):
+            gains = self.gains(method)
+            cells = [method, f"{self.scores[method].mean():.1f}", _with_interval(gains)]
+            cells += [_with_interval(gains[:, i::5]) for i in range(5)]
+            lines.append(cells + self._costs(method))
+        return Table(heads, lines)
+
+    def _costs(self, method: str) -> list[str]:
+        spent = self.gradients[method] / self.gradients[BASELINE]
+        return [f"{self.bytes[method] / 1e6:,.1f}", f"{spent:.2f}"]
+
+
+def _validation(rows: list[dict[str, str]]) -> float:
+    return float(np.mean([float(row["val"]) for row in rows]))
+
+
+def _with_interval(gains: np.ndarray) -> str:
+    """Returns the mean gain with half of its 95 % interval over seeds."""
+    test = seeds_test(gains.mean(axis=1), 0.05)
+    return f"{test.difference:+.1f} ± {(test.high - test.low) / 2:.1f}"
+
+
+def budgets() -> Table:
+    """Returns the accuracy of each method at equal bytes, and at equal gradients."""
+    whole = Sizes()
+    parts = [Sizes(("bytes", 1e6 * limit)) for limit in BUDGETS]
+    parts.append(Sizes(("gradients", whole.gradients[BASELINE])))
+    heads = ["method", *(f"{limit} MB" for limit in BUDGETS), "gradients of clients alone"]
+    lines = []
+    for method in sorted(whole.scores, key=lambda one: -whole.scores[one].mean()):
+        cells = [method]
+        for part in parts:
+            score = part.scores.get(method)
+            cells.append("–" if score is None else f"{score.mean():.1f}")
+        lines.append(cells)
+    return Table(heads, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="?", type=Path)
+    parser.add_argument("--fashion-mnist", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("data/sizes"))
+    arguments = parser.parse_args()
+    if arguments.fashion_mnist:
+        make_data(arguments.fashion_mnist, arguments.out)
+        return
+    if arguments.runs:
+        published.publish(DATA, list(clients(arguments.runs)))
+    print(markdown(Sizes().table()))
+    print()
+    print(markdown(budgets()))
+
+
+if __name__ == "__main__":
+    main()

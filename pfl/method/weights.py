@@ -72,6 +72,7 @@ def _read(key: str, path: Path) -> dict[str, Tensor]:
         reason = " ".join(str(error).split())[:100]
         raise ConfigError(f"{key}: {path} cannot be read: {reason}") from error
     if isinstance(content, dict) and "federated" in content:
+        _require_global(key, path, content["federated"]["algorithm"])
         saved = content["state_dict"].items()
         prefix = "network."
         return {k.removeprefix(prefix): v for k, v in saved if k.startswith(prefix)}
@@ -79,6 +80,18 @@ def _read(key: str, path: Path) -> dict[str, Tensor]:
     if not is_state:
         raise ConfigError(f"{key}: {path} must hold a state dict: tensors by their names")
     return dict(content)
+
+
+def _require_global(key: str, path: Path, method: str) -> None:
+    """Refuses the checkpoint of one of our methods that has no global model."""
+    import pfl.algorithms  # which needs this module
+
+    kind = getattr(pfl.algorithms, method, None)
+    if kind is not None and not kind.has_global:
+        raise ConfigError(
+            f"{key}: {path} is a run of {method}, which has no global model; give the "
+            f"model.safetensors of a client, which pfl export --client writes"
+        )
 
 
 def _load_pickled(path: Path) -> Any:

@@ -9,7 +9,7 @@ from torch import nn
 
 from models import MLP, HalfSquaredError
 from pfl import FederatedLoop
-from pfl.algorithms import FedAvg
+from pfl.algorithms import FedAvg, FedPer, LocalTrain
 from pfl.errors import ConfigError
 from tests.problems import quiet, run, scalar_problem
 
@@ -87,3 +87,17 @@ def test_a_file_that_is_none_is_refused(tmp_path, name, content, line):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=line):
         FedAvg(MLP(4, (3,), 2), weights=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("kind", [LocalTrain, FedPer])
+def test_a_run_without_a_global_model_has_nothing_to_begin_with(tmp_path, kind):
+    """Its checkpoint has the initial values, or a part of them."""
+    torch.manual_seed(0)
+    network = MLP(1, (3,), 1)
+    first = kind(network, lr=0.1, loss=nn.MSELoss())
+    loop = FederatedLoop(scalar_problem([1.0, 2.0]).datamodule)
+    quiet(tmp_path, 1, precision="64-true").fit(first, datamodule=loop)
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    line = f"is a run of {kind.__name__}, which has no global model; give the model.safetensors of"
+    with pytest.raises(ConfigError, match=line):
+        FedAvg(MLP(1, (3,), 1), weights=str(checkpoint))

@@ -26,6 +26,7 @@ REASONS = {
     "FedFomo.judged_on": "data without validation samples; the refusal names it",
     "FedKD.first_energy": "the paper's T_start",
     "FedKD.last_energy": "the paper's T_end",
+    "FedMRL.own_weight": "the paper's weight of the second loss",
     "FedPAC.head_lr": "the paper's η_h, which it has beside η",
     "FedPD.residual_tolerance": "the paper's ε_1, by which its Oracle I stops",
     "FedSpa.pruning_rate": "the paper's a_0",

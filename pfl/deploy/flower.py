@@ -115,11 +115,16 @@ def serve(grid: Grid, app: Path, options: Mapping[str, Any]) -> None:
     """Runs the server of an app that `pfl deploy` has written; the ServerApp calls it."""
     from pfl.deploy.app import run_server
 
+    end_with_parent()
+    run_server(FlowerGrid(grid), app, options)
+
+
+def end_with_parent() -> None:
+    """Has the system end this process when that of Flower ends which has started it."""
     signal_with_parent(signal.SIGKILL)  # a reply that is still being fetched would keep it alive
     if is_orphan(os.getppid()):  # it was killed while this process has started
         print("error: the SuperLink that has started this server has ended", flush=True)
         os._exit(1)
-    run_server(FlowerGrid(grid), app, options)
 
 
 def is_orphan(parent: int) -> bool:

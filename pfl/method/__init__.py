@@ -31,6 +31,7 @@ from pfl.method.features import (
     linear_head,
     number_of_classes,
     require_classes,
+    require_trained_features,
 )
 from pfl.method.labels import label_counts
 from pfl.method.local_training import Network
@@ -117,6 +118,7 @@ __all__ = [
     "replace_values_in",
     "require",
     "require_classes",
+    "require_trained_features",
     "require_part",
     "select_part",
     "soft_threshold",

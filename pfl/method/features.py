@@ -107,6 +107,26 @@ def distance_to_means(means: Tensor, features: Tensor, classes: Tensor) -> Tenso
     return own[:, 0] * (features - own[:, 1:]).square().mean(1)
 
 
+def require_trained_features(method: Method, same: str) -> None:
+    """Refuses a frozen body, whose features no penalty on features moves.
+
+    Args:
+        method: The method.
+        same: What it would be.
+
+    Raises:
+        ConfigError: The head alone is trained.
+    """
+    head = method.oracle.runner.head
+    frozen = any(not p.requires_grad for p in method.network.parameters())
+    if frozen and all(layer.name.startswith(f"{head}.") for layer in method.space.layers):
+        name = type(method).__name__
+        raise ConfigError(
+            f"model.trainable: the head alone is trained, so that the penalty of {name} on "
+            f"features has no effect, and {name} would be {same}; train a part of the body, or take {same}"
+        )
+
+
 def linear_head(method: Method) -> nn.Linear:
     """Returns the head of a method's network.
 

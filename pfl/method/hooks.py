@@ -94,6 +94,8 @@ class Method(MethodTools):
     """Names of the losses that the method logs: a server of real parties takes no others."""
     needs_all_clients: ClassVar[bool] = False
     """Whether every round must have the messages of all clients."""
+    reads_other_samples: ClassVar[bool] = False
+    """Whether networks also get other samples than the clients', so that all of them must run."""
     takes_client_rates: ClassVar[bool] = True
     """Whether clients may have learning rates of their own (`rate_of`, `loop.by_client`)."""
     reads_products: ClassVar[bool] = False

@@ -133,6 +133,7 @@ def inspect_network(
         oracle.inspect(inputs, targets, classes, precision, target_scale=scale)
     except TooFewOutputs as error:
         raise ConfigError(f"{error}{_largest_class(loop)}") from error
+    store = store and not method.reads_other_samples
     if store and (rest := store_frozen_part(oracle, data, batch)) is not None:
         inputs = next(probe.batches(LocalSchedule(count))).inputs[0]
         oracle.inspect(inputs, targets, classes, precision, rest, scale)

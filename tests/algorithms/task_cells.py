@@ -88,12 +88,14 @@ class Task:
         targets: Makes the targets from normal numbers [N, 4].
         inputs: Makes the inputs from normal numbers [N, 4].
         loss: The loss; None: the default.
+        trainable: What of the network is trained, but for the adapter that a method needs.
     """
 
     network: Callable[[], nn.Module]
     targets: Callable[[Tensor], Tensor]
     inputs: Callable[[Tensor], Tensor] = lambda x: x[:, :3]
     loss: nn.Module | None = None
+    trainable: str | None = None
 
 
 def three_classes(y: Tensor) -> Tensor:
@@ -123,6 +125,9 @@ TASKS = {
         Tokens,
         lambda y: torch.cat([three_classes(y)[:, 1:], three_classes(y)[:, :1]], 1),
         lambda y: three_classes(y),
+    ),
+    "classes, a frozen body": Task(
+        lambda: flat(3), lambda y: three_classes(y)[:, 0], trainable="head"
     ),
 }
 
@@ -155,6 +160,8 @@ def trained(name: str, task: Task, root: Path, adapter: LoRA | None = None) -> F
     arguments: dict[str, Any] = {"lr": 0.2, "batch_size": 2}  # 4, 2 and 3 local steps
     if adapter is not None:
         arguments["trainable"] = adapter
+    elif task.trainable is not None:
+        arguments["trainable"] = task.trainable
     if name in WITH_PUBLIC:
         arguments["public"] = world(task)
     arguments |= ARGUMENTS.get(name, {})
@@ -197,7 +204,9 @@ def cell(name: str, task: Task, root: Path, averaged: Tensor | None = None) -> s
         root: Where the run is written.
         averaged: FedAvg's model after the same run.
     """
-    adapter = adapter_of(name)
+    adapter = None
+    if task.trainable is None:
+        adapter = adapter_of(name)
     try:
         method = trained(name, task, root, adapter)
     except ConfigError as error:
@@ -231,6 +240,12 @@ def reason(line: str) -> str:
         return "the head must be a linear layer"
     if "call the layer last" in line:
         return "the head must be the last thing that is called"
+    if "so that the penalty of" in line:
+        return "its penalty is on features of the body"
+    if "some of the parameters, and not all" in line or "chooses none of what is trained" in line:
+        return "it has parts, of which one would not be trained"
+    if "factors A and B" in line or "two adapters" in line or "lora_B" in line:
+        return "LoRA's factors are needed"
     if "matches none of the layers" in line:
         return "LoRA needs linear layers"
     return line

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.algorithms.task_cells import TASKS, column, table_row
+from tests.algorithms.task_cells import TASKS, cell, column, table_row
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 OFTEN = ("regression", "pixels", "next token")
@@ -17,3 +17,15 @@ def test_the_table_of_the_page_is_what_methods_do(key, tmp_path):
     assert not [name for name, line in cells.items() if "\n" in line]
     assert [name for name, line in cells.items() if line == "FedAvg"] == []
     assert table_row(key, cells) in PAGE.read_text().splitlines()
+
+
+@pytest.mark.parametrize(("name", "said"), [("FedMD", ""), ("MOON", "FedAvg"), ("FedProto", "Loc")])
+def test_a_frozen_body(name, said, tmp_path):
+    """Public samples pass through all of a network whose frozen body runs once for the clients';
+    a penalty on features that nothing moves would leave another method."""
+    line = cell(name, TASKS["classes, a frozen body"], tmp_path)
+    if not said:
+        assert line == ""
+        return
+    assert line.startswith("model.trainable: the head alone is trained, so that the penalty of ")
+    assert f"{name} would be {said}" in line

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from pfl.deploy.app import run_server
-from pfl.deploy.flower import FlowerGrid
+from pfl.deploy.flower import FlowerGrid, end_with_parent
 from pfl.deploy.wire import unpack
 
 
@@ -31,6 +31,7 @@ class NotedGrid(FlowerGrid):
 
 def serve(grid, app, options):
     """Runs the server of an app; `nodes` of its options has the parties in order."""
+    end_with_parent()
     channel = NotedGrid(grid)
     channel.order = [int(node) for node in options["nodes"].split(",")]
     run_server(channel, app, options)

@@ -72,6 +72,7 @@ class FedMD(FederatedAlgorithm):
     losses = ("train", "digest")
     has_global = False
     has_personalized = True
+    reads_other_samples = True
     consensus: Tensor
 
     def __init__(

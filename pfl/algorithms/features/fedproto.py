@@ -22,6 +22,7 @@ from pfl.method import (
     distance_to_means,
     linear_head,
     require_classes,
+    require_trained_features,
 )
 
 
@@ -84,6 +85,7 @@ class FedProto(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         require_classes(self)
+        require_trained_features(self, "LocalTrain")
 
     def download(self) -> dict[str, Message]:
         known = int(self.prototypes[:, 0].sum())

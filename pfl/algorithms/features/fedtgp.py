@@ -28,6 +28,7 @@ from pfl.method import (
     generator,
     linear_head,
     require_classes,
+    require_trained_features,
 )
 
 
@@ -139,6 +140,7 @@ class FedTGP(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         require_classes(self)
+        require_trained_features(self, "LocalTrain")
 
     def begin_round(self, round_index: int) -> None:
         """Draws v and F before the first round, as PyTorch draws such layers."""

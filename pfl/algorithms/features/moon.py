@@ -17,6 +17,7 @@ from pfl.method import (
     NonNegative,
     Objective,
     Positive,
+    require_trained_features,
 )
 
 
@@ -65,6 +66,9 @@ class MOON(FederatedAlgorithm):
         self.contrast = contrast
         self.temperature = temperature
         self.add_client_state("previous", self.first_model)
+
+    def check_setup(self) -> None:
+        require_trained_features(self, "FedAvg")
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         older = {"received": w, "previous": clients.state["previous"]}

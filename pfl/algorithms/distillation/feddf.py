@@ -83,6 +83,8 @@ class FedDF(FederatedAlgorithm):
         610
     """
 
+    reads_other_samples = True  # whose frozen features are not stored
+
     def __init__(
         self,
         network: Network,

@@ -83,7 +83,7 @@ class FedDF(FederatedAlgorithm):
         610
     """
 
-    reads_other_samples = True
+    reads_other_samples = True  # whose frozen features are not stored
 
     def __init__(
         self,

@@ -123,7 +123,8 @@ def require_trained_features(method: Method, same: str) -> None:
         name = type(method).__name__
         raise ConfigError(
             f"model.trainable: the head alone is trained, so that the penalty of {name} on "
-            f"features has no effect, and {name} would be {same}; train a part of the body, or take {same}"
+            f"features has no effect, and {name} would be {same}; train a part of the body, or "
+            f"take {same}"
         )
 
 

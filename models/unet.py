@@ -44,7 +44,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, num_classes, kernel_size=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        levels = []
+        levels: list[Tensor] = []
         for block in self.down:
             if levels:
                 x = functional.max_pool2d(x, 2)

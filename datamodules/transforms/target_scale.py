@@ -107,6 +107,6 @@ def scaled_by_client(
             owner[mine] = client
     result = targets.clone()
     for client in np.unique(owner[owner >= 0]).tolist():
-        mine = torch.from_numpy(np.flatnonzero(owner == client))
-        result[mine] = scales[client](targets[mine])
+        places = torch.from_numpy(np.flatnonzero(owner == client))
+        result[places] = scales[client](targets[places])
     return result

@@ -211,6 +211,7 @@ def write_picture(data: FederatedDataModule, path: Path) -> None:
     pixels = targets is not None and targets.shape[1:] == size and not targets.is_floating_point()
     rows = 1
     if pixels:
+        assert targets is not None
         rows = 2
         names = targets.unique()
     figure = Figure(figsize=(6, 2.4 * rows), layout="constrained")

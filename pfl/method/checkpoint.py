@@ -42,6 +42,7 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
     if module.oracle.chosen is not None:
         saved["engine"] = module.oracle.chosen
     saved["ran_with"] = module.oracle.engine.name
+    saved["has_global"] = module.has_global
     saved |= module.progress.state_dict()
     saved["clients"] = client_states(module.store)
     saved["ledger"] = ledger.state_dict()

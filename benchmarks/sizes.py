@@ -17,12 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import published
+from pfl.files import write_figure
+from pfl.report.matplotlib_drawer import draw
+from pfl.report.plots import GREY, Curve, Figure, Mark, Plot
 from pfl.report.table import Table, markdown
 from pfl.scores.names import ScoreName
 from pfl.scores.runs import Run, find_runs, read_runs
 from pfl.scores.statistics import seeds_test
 
 DATA = "results/sizes"
+FIGURE = Path(__file__).parents[1] / "docs" / "images" / "results" / "sizes-gains.png"
 SIZES = ("2 M", "520 k", "160 k", "40 k", "10 k")  # client i has the (i mod 5)-th
 BASELINE = "clients alone"
 BUDGETS = (1, 10, 100)  # MB of all clients in all rounds, up and down
@@ -138,6 +142,34 @@ class Sizes:
             lines.append(cells + self._costs(method))
         return Table(heads, lines)
 
+    def figure(self) -> Figure:
+        """Returns a plot for each method: the gain of each size, with 95 % intervals over seeds."""
+        others = [method for method in self.scores if method != BASELINE]
+        others.sort(key=lambda one: -self.scores[one].mean())
+        drawn = others[:-1]  # the last one, HeteroFL without fine-tuning, lies far below
+        places = np.arange(len(SIZES), dtype=float)
+        sides = np.array([-0.5, len(SIZES) - 0.5])
+        plots = []
+        for method in drawn:
+            marks: list[Mark] = [Curve("", sides, np.zeros(2), colour=GREY, width=0.8)]
+            for place in places:
+                test = seeds_test(self.gains(method)[:, int(place) :: 5].mean(axis=1), 0.05)
+                x = np.full(2, place)
+                marks.append(Curve("", x, np.array([test.low, test.high]), width=1.2))
+                middle = np.array([test.difference])
+                marks.append(Curve("", x[:1], middle, line="", marker="o", size=4))
+            plots.append(
+                Plot(
+                    marks,
+                    title=method,
+                    title_size="small",
+                    ylabel="points",
+                    ylim=(-7.0, 8.0),
+                    xticks=dict(zip(places.tolist(), SIZES, strict=True)),
+                )
+            )
+        return Figure(plots, size=(14.0, 7.0), columns=4)
+
     def _costs(self, method: str) -> list[str]:
         spent = self.gradients[method] / self.gradients[BASELINE]
         return [f"{self.bytes[method] / 1e6:,.1f}", f"{spent:.2f}"]
@@ -180,9 +212,11 @@ def main() -> None:
         return
     if arguments.runs:
         published.publish(DATA, list(clients(arguments.runs)))
-    print(markdown(Sizes().table()))
+    sizes = Sizes()
+    print(markdown(sizes.table()))
     print()
     print(markdown(budgets()))
+    write_figure(FIGURE, draw(sizes.figure()))
 
 
 if __name__ == "__main__":

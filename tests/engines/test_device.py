@@ -65,6 +65,11 @@ IN_EVERY_STEP = {name: {"pfl/proximal.py"} for name in ("LPGD", "FedSLR, S+LR")}
 # Which clients still learn their weights is decided on the processor.
 IN_EVERY_STEP["FedALA"] = {"pfl/algorithms/mixtures/fedala.py"}
 
+# Labels and noise for the generator are drawn by NumPy.
+IN_EVERY_STEP |= {
+    name: {"pfl/algorithms/distillation/fedgen.py"} for name in ("FedGen", "FedGen, head")
+}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)

@@ -178,6 +178,30 @@ def first_network(start: np.ndarray) -> Any:
     return made
 
 
+class Done(Exception):
+    """The last round has been recorded; it ends a run of another project."""
+
+
+def start(module: Any, number: int) -> Any:
+    """Gives a module the first values that both sides have, and returns it."""
+    import torch
+    from torch import nn
+
+    count = sum(values.numel() for values in module.parameters())
+    nn.utils.vector_to_parameters(torch.from_numpy(started(count, number)), module.parameters())
+    return module
+
+
+def tanh_layers(widths: Sequence[int]) -> list[Any]:
+    """Linear layers of such widths over the problem's features, with tanh after each of them."""
+    from torch import nn
+
+    made: list[Any] = []
+    for before, after in zip((FEATURES, *widths), widths, strict=False):
+        made += [nn.Linear(before, after), nn.Tanh()]
+    return made
+
+
 def tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[Any, Any]:
     """A mini-batch as PyTorch has it."""
     import torch

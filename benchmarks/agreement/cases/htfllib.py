@@ -13,13 +13,13 @@ from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
 from benchmarks.agreement.problem import (
     CLASSES,
-    FEATURES,
     HIDDEN,
     MEMBERS,
     MESSENGER,
     NESTED,
     Iterates,
-    started,
+    start,
+    tanh_layers,
 )
 from benchmarks.agreement.readings import pfllib
 from pfl.algorithms import FML, FedDistill, FedKD, FedMRL, FedProto, FedTGP, LGFedAvg
@@ -34,20 +34,10 @@ SERVER: dict[str, Any] = dict(penalty=1.5, server_epochs=3, server_batch_size=10
 
 def layers(widths: tuple[int, ...], features: int, classes: int) -> nn.Module:
     """Linear layers with tanh between them, and a head over so many features."""
-    made: list[nn.Module] = []
-    for before, after in zip((FEATURES, *widths), widths, strict=False):
-        made += [nn.Linear(before, after), nn.Tanh()]
-    body = nn.Sequential(*made)
+    body = nn.Sequential(*tanh_layers(widths))
     if widths[-1] != features:
         body = nn.Sequential(body, nn.AdaptiveAvgPool1d(features))
     return Classifier(body, nn.Linear(features, classes)).double()
-
-
-def start(module: nn.Module, number: int) -> nn.Module:
-    """Gives a module the first values that both sides have."""
-    count = sum(values.numel() for values in module.parameters())
-    nn.utils.vector_to_parameters(torch.from_numpy(started(count, number)), module.parameters())
-    return module
 
 
 def family(classes: int = CLASSES) -> Family:
@@ -61,7 +51,8 @@ def family(classes: int = CLASSES) -> Family:
 
 def messenger(features: int = HIDDEN, classes: int = CLASSES) -> nn.Module:
     """The network common to all."""
-    return start(layers(MESSENGER, features, classes), len(MEMBERS))
+    made: nn.Module = start(layers(MESSENGER, features, classes), len(MEMBERS))
+    return made
 
 
 def of_family(kind: type[FederatedAlgorithm], classes: int = CLASSES, **settings: Any) -> Iterates:

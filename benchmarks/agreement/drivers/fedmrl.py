@@ -26,7 +26,6 @@ from benchmarks.agreement.problem import (
     COHORTS,
     EPOCHS,
     EVERYONE,
-    FEATURES,
     HIDDEN,
     MEMBERS,
     MESSENGER,
@@ -38,7 +37,8 @@ from benchmarks.agreement.problem import (
     absent,
     main,
     padded,
-    started,
+    start,
+    tanh_layers,
     tensors,
     vector,
 )
@@ -49,10 +49,7 @@ class Network(nn.Module):
 
     def __init__(self, widths: tuple[int, ...], number: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        for before, after in zip((FEATURES, *widths), widths, strict=False):
-            layers += [nn.Linear(before, after), nn.Tanh()]
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(HIDDEN))
+        self.body = nn.Sequential(*tanh_layers(widths), nn.AdaptiveAvgPool1d(HIDDEN))
         self.head = nn.Linear(HIDDEN, CLASSES)
         start(self, number)
 
@@ -78,15 +75,8 @@ class Batches:
         return iter(self.coming.pop(0))
 
 
-def start(module: nn.Module, number: int) -> None:
-    """Gives a module the first values that both sides have."""
-    count = sum(values.numel() for values in module.parameters())
-    nn.utils.vector_to_parameters(torch.from_numpy(started(count, number)), module.parameters())
-
-
 def projector(**kwargs: object) -> nn.Module:
-    made = nn.Linear(2 * HIDDEN, HIDDEN)
-    start(made, 0)
+    made: nn.Module = start(nn.Linear(2 * HIDDEN, HIDDEN), 0)
     return made
 
 

@@ -38,6 +38,8 @@ from benchmarks.agreement.problem import (
     absent,
     main,
     starts,
+    tensors,
+    vector,
 )
 
 Purposes = list[tuple[str, int]]
@@ -103,11 +105,6 @@ class Loader:
 
     def epochs(self) -> Epochs:
         return self.coming[self.client.client_id]
-
-
-def vector(values: Any) -> np.ndarray:
-    """One vector of some tensors."""
-    return torch.cat([value.detach().reshape(-1) for value in values]).numpy().copy()
 
 
 class Runner:
@@ -210,17 +207,14 @@ class Runner:
             if personal is not None:
                 row["v"] = np.stack([vector(personal(run, i)) for i in EVERYONE])
             if module == "floco":
-                row["server endpoints"] = vector(run.model.classifier._weights)
+                weights = run.model.classifier._weights
+                row["server endpoints"] = vector(weights).reshape(ENDPOINTS, -1)
             if hasattr(run, "c_local"):
                 row["client c_i"] = np.stack([vector(c) for c in run.c_local])
             if hasattr(run, "c_global"):
                 row["server c"] = vector(run.c_global)
             rounds.append(row)
         return {name: np.stack([row[name] for row in rounds]) for name in rounds[0]}
-
-
-def tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def stored(run: Any, i: int) -> Any:

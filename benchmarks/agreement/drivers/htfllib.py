@@ -23,62 +23,38 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from benchmarks.agreement.drivers import pfllib
 from benchmarks.agreement.problem import (
     CLASSES,
     COHORTS,
     EPOCHS,
     EVERYONE,
-    FEATURES,
     HIDDEN,
     MEMBERS,
     MESSENGER,
     NESTED,
     RATE,
     ROUNDS,
-    SIZES,
+    Done,
     Epochs,
     Iterates,
     Problem,
     absent,
     main,
     padded,
-    started,
+    start,
+    tanh_layers,
     tensors,
     vector,
 )
 
-SETTINGS = dict(
-    algorithm="",
-    dataset="",
-    device="cpu",
+SETTINGS: dict[str, Any] = pfllib.SETTINGS | dict(
     save_folder_name="temp",
     models_folder_name="",
     models=[f"Layers({widths})" for widths in MEMBERS],
     global_model=f"Layers({MESSENGER})",
     feature_dim=HIDDEN,
-    num_classes=CLASSES,
-    batch_size=1 << 20,
-    local_learning_rate=RATE,
-    local_epochs=EPOCHS,
-    few_shot=0,
-    global_rounds=ROUNDS,
-    num_clients=len(SIZES),
-    join_ratio=len(COHORTS[0]) / len(SIZES),
-    random_join_ratio=False,
-    time_select=False,
-    goal="",
-    time_threthold=1e9,
-    top_cnt=100,
-    auto_break=False,
-    eval_gap=1,
-    client_drop_rate=0.0,
-    train_slow_rate=0.0,
-    send_slow_rate=0.0,
 )
-
-
-class Done(Exception):
-    """The last round has been recorded."""
 
 
 class Layers(nn.Module):
@@ -86,10 +62,7 @@ class Layers(nn.Module):
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        for before, after in zip((FEATURES, *widths), widths, strict=False):
-            layers += [nn.Linear(before, after), nn.Tanh()]
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*tanh_layers(widths))
         self.fc = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,12 +169,6 @@ class Runner:
         """The prototypes of all classes at the server."""
         known = self.kept["Server", "global_protos"]
         return torch.stack([known[label] for label in range(CLASSES)]).numpy()
-
-
-def start(module: nn.Module, number: int) -> None:
-    """Gives a module the first values that both sides have."""
-    count = sum(values.numel() for values in module.parameters())
-    nn.utils.vector_to_parameters(torch.from_numpy(started(count, number)), module.parameters())
 
 
 def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:

@@ -32,12 +32,15 @@ from benchmarks.agreement.problem import (
     RATE,
     ROUNDS,
     SIZES,
+    Done,
     Epochs,
     Iterates,
     Problem,
     absent,
     main,
-    started,
+    start,
+    tensors,
+    vector,
 )
 
 TRAIN = [("train", EPOCHS)]
@@ -77,27 +80,9 @@ SETTINGS = dict(
 )
 
 
-class Done(Exception):
-    """The last round has been recorded."""
-
-
-def tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
-
-
 def doubled(inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
     """All samples for the first gradient of a step, and again for the second."""
     return tensors(np.concatenate([inputs, inputs]), np.concatenate([targets, targets]))
-
-
-def start(module: nn.Module, number: int) -> None:
-    """Gives a module the first values that both sides have."""
-    count = sum(values.numel() for values in module.parameters())
-    nn.utils.vector_to_parameters(torch.from_numpy(started(count, number)), module.parameters())
-
-
-def flat(parameters: Any) -> np.ndarray:
-    return nn.utils.parameters_to_vector(list(parameters)).detach().numpy().copy()
 
 
 class Runner:
@@ -198,31 +183,31 @@ class Runner:
 
 def found(run: Any) -> dict[str, np.ndarray]:
     """What there is when a round begins and the clients have received the server's model."""
-    row = {"models": np.stack([flat(c.model.parameters()) for c in run.clients])}
+    row = {"models": np.stack([vector(c.model.parameters()) for c in run.clients])}
     row["received"] = row["models"][0]  # where all of the model is sent
     if isinstance(run.global_model, nn.Module):
-        row["global"] = flat(run.global_model.parameters())[: len(row["models"][0])]
+        row["global"] = vector(run.global_model.parameters())[: len(row["models"][0])]
     for name in ("model_per", "client_u"):
         if hasattr(run.clients[0], name):
-            row[name] = np.stack([flat(getattr(c, name).parameters()) for c in run.clients])
+            row[name] = np.stack([vector(getattr(c, name).parameters()) for c in run.clients])
     if isinstance(getattr(run.clients[0], "head", None), nn.Module):
-        row["own head"] = np.stack([flat(c.head.parameters()) for c in run.clients])
+        row["own head"] = np.stack([vector(c.head.parameters()) for c in run.clients])
     for name in ("personalized_params", "client_c"):
         if hasattr(run.clients[0], name):
-            row[name] = np.stack([flat(getattr(c, name)) for c in run.clients])
+            row[name] = np.stack([vector(getattr(c, name)) for c in run.clients])
     if hasattr(run.clients[0], "old_grad"):
         row["old_grad"] = np.stack([c.old_grad.numpy() for c in run.clients])
     if hasattr(run.clients[0], "alpha"):
         row["alpha"] = np.array([c.alpha for c in run.clients])
     for name in ("head", "GCE", "CoV", "cs", "global_modules"):
         if isinstance(getattr(run, name, None), nn.Module):
-            row[name] = flat(getattr(run, name).parameters())
+            row[name] = vector(getattr(run, name).parameters())
     if isinstance(getattr(run.clients[0], "global_model", None), nn.Module):
-        row["messenger"] = flat(run.clients[0].global_model.parameters())
+        row["messenger"] = vector(run.clients[0].global_model.parameters())
     if hasattr(run.clients[0].model, "head_g"):
-        row["own heads"] = np.stack([flat(c.model.model.head.parameters()) for c in run.clients])
+        row["own heads"] = np.stack([vector(c.model.model.head.parameters()) for c in run.clients])
     if hasattr(run.clients[0], "W_h"):
-        row["maps"] = np.stack([flat(c.W_h.parameters()) for c in run.clients])
+        row["maps"] = np.stack([vector(c.W_h.parameters()) for c in run.clients])
     if hasattr(run.clients[0], "ps"):
         row["ps"] = np.stack([c.ps for c in run.clients])
     return row

@@ -34,6 +34,7 @@ from benchmarks.agreement.problem import (
     RATE,
     ROUNDS,
     SIZES,
+    Done,
     Epochs,
     Problem,
     absent,
@@ -42,10 +43,6 @@ from benchmarks.agreement.problem import (
 )
 
 Models = Callable[..., np.ndarray | None]
-
-
-class Done(Exception):
-    """The last round has been recorded."""
 
 
 class Network(nn.Module):

@@ -12,27 +12,51 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from pfl.datamodules import FashionMNISTDataModule
 
 OUT = Path("data")
 DIGITS = 10
 LETTERS = 26
 
 
+def fashion_mnist() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the 60,000 training images, uint8 [N, 1, 28, 28], and their classes."""
+    data = FashionMNISTDataModule(num_clients=1)
+    data.prepare_data()
+    loaded: Any = data.load().train
+    images = np.asarray(loaded.inputs).reshape(-1, 1, 28, 28)
+    return images, np.asarray(loaded.targets)
+
+
+def files_of(folder: Path) -> tuple[list[Path], np.ndarray]:
+    """Returns the files in folders of classes, and their classes: the folders' places by name."""
+    paths = []
+    targets = []
+    for label, kind in enumerate(sorted(folder.iterdir())):
+        of_class = sorted(kind.glob("*.jpg"))
+        paths += of_class
+        targets += [label] * len(of_class)
+    return paths, np.array(targets)
+
+
+def read(paths: list[Path]) -> np.ndarray:
+    """Returns images of one size in colour, uint8 [N, 3, H, W]."""
+    images = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
+    return np.stack(images).transpose(0, 3, 1, 2)
+
+
 def cifar(folder: Path) -> dict[str, np.ndarray]:
     """Returns the training and test images, uint8 [N, 3, 32, 32], and their classes by name."""
     arrays = {}
     for part, prefix in (("train", ""), ("test", "test_")):
-        images = []
-        targets = []
-        for label, kind in enumerate(sorted((folder / part).iterdir())):
-            for path in sorted(kind.glob("*.jpg")):
-                images.append(np.asarray(Image.open(path).convert("RGB")))
-                targets.append(label)
-        arrays[f"{prefix}inputs"] = np.stack(images).transpose(0, 3, 1, 2)
-        arrays[f"{prefix}targets"] = np.array(targets)
+        paths, targets = files_of(folder / part)
+        arrays[f"{prefix}inputs"] = read(paths)
+        arrays[f"{prefix}targets"] = targets
     return arrays
 
 

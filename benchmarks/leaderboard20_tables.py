@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from PIL import Image
 
-from pfl.datamodules import DigitDomainsDataModule, FashionMNISTDataModule
+from benchmarks import images
+from pfl.datamodules import DigitDomainsDataModule
 from pfl.datamodules.sources.rdatasets import rdata
 
 OUT = Path("data/leaderboard20")
@@ -210,26 +210,17 @@ def letters(path: Path) -> dict[str, np.ndarray]:
 
 def objects(folder: Path) -> dict[str, np.ndarray]:
     """CIFAR-10 as JPEG, 32x32 averaged to 16x16."""
-    paths = []
-    targets = []
-    for label, name in enumerate(sorted(path.name for path in folder.iterdir())):
-        of_class = sorted((folder / name).glob("*.jpg"))
-        paths += of_class
-        targets += [label] * len(of_class)
-    places = some(np.array(targets))
-    images = np.stack([np.asarray(Image.open(paths[place]).convert("RGB")) for place in places])
-    return {"inputs": pooled(images.transpose(0, 3, 1, 2), 2), "targets": np.array(targets)[places]}
+    paths, targets = images.files_of(folder)
+    places = some(targets)
+    inputs = images.read([paths[place] for place in places])
+    return {"inputs": pooled(inputs, 2), "targets": targets[places]}
 
 
 def clothes() -> dict[str, np.ndarray]:
     """Fashion-MNIST's training images, 28x28 averaged to 14x14."""
-    data = FashionMNISTDataModule(num_clients=1)
-    data.prepare_data()
-    loaded: Any = data.load().train
-    targets = np.asarray(loaded.targets)
+    inputs, targets = images.fashion_mnist()
     places = some(targets)
-    inputs = np.asarray(loaded.inputs)[places].reshape(-1, 1, 28, 28)
-    return {"inputs": pooled(inputs, 2), "targets": targets[places]}
+    return {"inputs": pooled(inputs[places], 2), "targets": targets[places]}
 
 
 def domains() -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Networks of five sizes in one federation: the data, tables and figure.
 
-    python -m benchmarks.sizes --fashion-mnist FOLDER    # data/sizes, of the files of Fashion-MNIST
+    python -m benchmarks.sizes --data                      # data/sizes, of Fashion-MNIST's images
     python -m benchmarks.sizes runs/compare/sizes          # the published data, tables and figure
     python -m benchmarks.sizes                             # tables and figure of the published data
 
@@ -10,13 +10,13 @@ spent until then. Whatever has rows there is compared, so that another method jo
 """
 
 import argparse
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import published
+from benchmarks.images import fashion_mnist
 from pfl.files import write_figure
 from pfl.report.matplotlib_drawer import draw
 from pfl.report.plots import GREY, Curve, Figure, Mark, Plot
@@ -35,26 +35,19 @@ CLIENT_IMAGES = 8000
 PUBLIC_IMAGES = 2000
 
 
-def make_data(source: Path, target: Path) -> None:
-    """Writes the clients' images and the public ones, from the files of Fashion-MNIST."""
-    images = _idx(source / "train-images-idx3-ubyte.gz", 16).reshape(-1, 1, 28, 28)
-    labels = _idx(source / "train-labels-idx1-ubyte.gz", 8).astype(np.int64)
+def make_data(folder: Path) -> None:
+    """Writes the clients' images of Fashion-MNIST and the public ones into a folder."""
+    images, labels = fashion_mnist()
     end = CLIENT_IMAGES + PUBLIC_IMAGES
-    target.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
-        target / "clients.npz", inputs=images[:CLIENT_IMAGES], targets=labels[:CLIENT_IMAGES]
+        folder / "clients.npz", inputs=images[:CLIENT_IMAGES], targets=labels[:CLIENT_IMAGES]
     )
     np.savez_compressed(
-        target / "public.npz",
+        folder / "public.npz",
         inputs=images[CLIENT_IMAGES:end],
         targets=np.zeros(PUBLIC_IMAGES, np.int64),
     )
-
-
-def _idx(path: Path, header: int) -> np.ndarray:
-    """Returns the bytes of a compressed IDX file after its header."""
-    with gzip.open(path) as file:
-        return np.frombuffer(file.read(), np.uint8, offset=header)
 
 
 def clients(folder: Path) -> Iterator[dict[str, object]]:
@@ -204,11 +197,10 @@ def budgets() -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="?", type=Path)
-    parser.add_argument("--fashion-mnist", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("data/sizes"))
+    parser.add_argument("--data", action="store_true")
     arguments = parser.parse_args()
-    if arguments.fashion_mnist:
-        make_data(arguments.fashion_mnist, arguments.out)
+    if arguments.data:
+        make_data(Path("data/sizes"))
         return
     if arguments.runs:
         published.publish(DATA, list(clients(arguments.runs)))

@@ -26,25 +26,10 @@ from tests.algorithms.class_world import (
     start,
     world,
 )
+from tests.algorithms.test_fedkd import HIDDEN, messenger, parted
 from tests.refusal import refused
 
 FIRST, SECOND = 0.7, 1.4  # weights of the losses of the messenger's and of the own head
-HIDDEN = 2  # features of the messenger
-
-
-def messenger():
-    """Scores A tanh(B x + b) + c with two features, of 19 values."""
-    made = MLP(INPUTS, (HIDDEN,), CLASSES).double()
-    values = 0.6 * np.random.default_rng(4).normal(size=19)
-    nn.utils.vector_to_parameters(torch.from_numpy(values), made.parameters())
-    return made
-
-
-def parted(net):
-    """The body and the head of a network of the class world, or of `pfl.models`."""
-    if isinstance(net, MLP):
-        return net.body, net.head
-    return net[:2], net[2]
 
 
 def projector(net, seed=0):

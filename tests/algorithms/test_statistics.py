@@ -31,7 +31,7 @@ from pfl.algorithms import (
     PerFedAvg,
     pFedMe,
 )
-from pfl.method import ModelMixtures
+from pfl.method import Joined, ModelMixtures
 from tests.algorithms.methods import (
     BATCHES,
     METHODS,
@@ -96,13 +96,7 @@ def modes(method):
     return ["local"] if skips else ["average", "local"]
 
 
-# FedMRL predicts with both networks and a projector, which `loss` does not build.
-CASES = {
-    f"{name}, {mode}": (m, mode)
-    for name, m in METHODS.items()
-    for mode in modes(m)
-    if name != "FedMRL"
-}
+CASES = {f"{name}, {mode}": (m, mode) for name, m in METHODS.items() for mode in modes(m)}
 
 
 def besides(algorithm):
@@ -184,15 +178,21 @@ def personalized(algorithm):
     return rows
 
 
-def loss(w, runs, classes, wrapper):
-    """The test loss of a model with a statistic, by a plain network."""
-    plain, data = network(), world(classes)
-    model = plain if wrapper is None else wrapper(plain)
+def loss(w, runs, classes, algorithm):
+    """The test loss of a model with a statistic, by a plain network, or by one of several parts."""
+    model, data = network(), world(classes)
+    bodies = [model]
+    if algorithm.wrapper is not None:
+        model = algorithm.wrapper(model)
+        bodies = [model.body]
+    elif isinstance(algorithm.network, Joined):  # both see the same mini-batches
+        model = type(algorithm).joint(model, network())
+        bodies = [model.own, model.messenger]
     model.eval()
     data.setup()
     nn.utils.vector_to_parameters(w.clone(), model.parameters())
-    given = model if wrapper is None else model.body
-    given[0].runs.copy_(torch.from_numpy(runs))
+    for body in bodies:
+        body[0].runs.copy_(torch.from_numpy(runs))
     inputs, targets = data.samples.gather(torch.from_numpy(data.partition.test[0]))
     error = nn.CrossEntropyLoss() if classes else HalfSquaredError()
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_statistics_follow_their_model(fit, case):
         del models["global"]
     assert {kind for _, kind in scores} == models.keys()
     for kind, (w, runs) in models.items():
-        expected_losses = [loss(w[i], runs[i], method.classes, algorithm.wrapper) for i in range(M)]
+        expected_losses = [loss(w[i], runs[i], method.classes, algorithm) for i in range(M)]
         np.testing.assert_allclose(
             scores["test", kind]["loss"], expected_losses, rtol=1e-9, err_msg=kind
         )

@@ -388,6 +388,11 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             return found
         return self.own_unit(client, torch.from_numpy(found)).numpy()
 
+    @property
+    def missing_cells(self) -> np.ndarray | None:
+        """Which inputs had no value and became means, bool [N, F]; None where that is refused."""
+        return self._missing
+
     def gap_values(self, client: int | None = None) -> list[float] | None:
         """Returns what a missing value of each input becomes [F]; None where it is refused.
 

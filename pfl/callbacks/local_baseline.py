@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pfl.callbacks.recorder import RunRecorder
 from pfl.callbacks.round_checkpoint import SavingClock
@@ -22,7 +21,7 @@ from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
 from pfl.method import checkpoint
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.family import clients_by_member, widest
+from pfl.method.family import clients_by_member, read_rows, widest, write_rows
 from pfl.method.hooks import Method
 from pfl.method.scoring import clients_in_group
 from pfl.rounds.checkpoint_io import Malformed, check_parts
@@ -223,15 +222,9 @@ def train_local_baseline(
         for name in store.names:
             row = own[name].to(algorithm.device)
             if len(row):
-                rows = store.read(name, clients.ids, algorithm.device)[:, : len(row)]
-                seen = torch.from_numpy(store.has(name, clients.ids)).to(rows.device)
-                state[name] = torch.where(seen[:, None], rows, row)
+                state[name] = read_rows(store, name, clients.ids, row)
         clients.buffers = state.get("buffers")
         return state["w"]
-
-    def write(name: str, clients: Clients, rows: Tensor) -> None:
-        width = len(store.initial(name))
-        store.write(name, clients.ids, pad(rows, (0, width - rows.shape[1])))
 
     def evaluate(rounds: int) -> NumbersOf:
         metric = ClientScores(
@@ -270,9 +263,9 @@ def train_local_baseline(
                         return method.local_sgd(group, load_state(group))
 
                     for clients, w in method.groups.run(own, train):
-                        write("w", clients, w)
+                        write_rows(store, "w", clients.ids, w)
                         if clients.buffers is not None:
-                            write("buffers", clients, clients.buffers)
+                            write_rows(store, "buffers", clients.ids, clients.buffers)
         if round_index + 1 in scored:
             scores[round_index + 1] = evaluate(round_index + 1)
         if saved is not None:

@@ -61,8 +61,8 @@ def overview_of(data: OwnSamples) -> dict[str, Any]:
         assert targets is not None
         labels = targets[np.asarray(data.partition.train[data.client_id], np.int64)]
         found["classes"] = np.bincount(labels, minlength=own.num_classes or 0).tolist()
-    if own._missing is not None:
-        found["missing"] = own._missing[rows].sum(0).tolist()
+    if own.missing_cells is not None:
+        found["missing"] = own.missing_cells[rows].sum(0).tolist()
     elif data.feature_names is not None:
         found["missing"] = [0] * len(data.feature_names)
     if isinstance(own.samples, TensorSamples):

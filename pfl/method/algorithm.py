@@ -116,7 +116,7 @@ class FederatedAlgorithm(Method):
         self.members = ()
         self._server_layers = self.space.layers
         self.follows = False
-        self.widest = self.space.size
+        self.most_values = self.space.size
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a method that replaces a private function of the framework by accident."""
@@ -150,10 +150,10 @@ class FederatedAlgorithm(Method):
             return
         made = [self.made_with(copy.deepcopy(one)) for one in self.family.networks.values()]
         self.members = nn.ModuleList(made).to(self.space.vector)  # type: ignore[assignment]
-        widest = max(member.space.size for member in self.members)
+        most = max(member.space.size for member in self.members)
         for member in self.members:
             member.join(self)
-            member.widest = widest
+            member.most_values = most
         self.states = FamilyStates(self.states, self.members)
 
     def after_move(self) -> None:

@@ -76,10 +76,7 @@ class MemberStates(States):
         raise ConfigError(f"model: {self.owner} reads rows of clients; ask the server's method")
 
     def _read(self, name: str, ids: np.ndarray) -> Tensor:
-        first = self._first[name].to(self.context.device)
-        rows = self.store.read(name, ids, self.context.device)[:, : len(first)]
-        seen = torch.from_numpy(self.store.has(name, ids)).to(rows.device)
-        return torch.where(seen[:, None], rows, first)
+        return read_rows(self.store, name, ids, self._first[name].to(self.context.device))
 
 
 class FamilyStates(States):
@@ -133,9 +130,27 @@ class FamilyStates(States):
     def commit(self, clients: Clients, counted: bool = True) -> None:
         for name, state in self.declared.items():
             if counted or state.always:
-                width = len(self.store.initial(name))
-                rows = clients.state[name]
-                self.store.write(name, clients.ids, pad(rows, (0, width - rows.shape[1])))
+                write_rows(self.store, name, clients.ids, clients.state[name])
+
+
+def read_rows(store: ClientStore, name: str, ids: np.ndarray, first: Tensor) -> Tensor:
+    """Returns the rows [C, K] of clients of one network, from a store with rows of the widest.
+
+    Args:
+        store: The store.
+        name: The name of the state.
+        ids: The ids of the C clients.
+        first: The row [K] of clients that have none yet, on the device of the result.
+    """
+    rows = store.read(name, ids, first.device)[:, : len(first)]
+    seen = torch.from_numpy(store.has(name, ids)).to(rows.device)
+    return torch.where(seen[:, None], rows, first)
+
+
+def write_rows(store: ClientStore, name: str, ids: np.ndarray, rows: Tensor) -> None:
+    """Writes the rows [C, K] of clients of one network, with zeros up to the widest one."""
+    width = len(store.initial(name))
+    store.write(name, ids, pad(rows, (0, width - rows.shape[1])))
 
 
 def widest(rows: Sequence[Tensor]) -> Tensor:

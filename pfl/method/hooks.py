@@ -103,7 +103,7 @@ class Method(MethodTools):
     weighting: Literal["samples", "uniform"]
     follows: bool
     """Whether a member of a family has the server's network and values, and moves with them."""
-    widest: int
+    most_values: int
     """The number of values of the largest network that a client has, P where all have one."""
     members: Sequence[Method]
     """The methods of the clients' networks, where clients have networks of their own."""

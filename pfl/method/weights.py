@@ -34,9 +34,9 @@ def load_weights(network: nn.Module, given: str | Path) -> dict[str, str]:
     if not path.is_file():
         raise ConfigError(f"{key}: {path} is not a file; it must be one, or the folder of a run")
     values = _read(key, path)
-    part = getattr(network, "own", None)  # beside a messenger
-    if isinstance(part, nn.Module) and values.keys() == part.state_dict().keys():
-        network = part
+    own_part = getattr(network, "own", None)  # beside a messenger
+    if isinstance(own_part, nn.Module) and values.keys() == own_part.state_dict().keys():
+        network = own_part
     own = network.state_dict()
     missing = [name for name in own if name not in values]
     unknown = [name for name in values if name not in own]

@@ -142,7 +142,7 @@ class FedDF(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         v = self.local_sgd(clients, w)
         nbytes = v.shape[1] * v.element_size()
-        models = pad(v, (0, self.widest - v.shape[1]))  # the server reads rows of one width
+        models = pad(v, (0, self.most_values - v.shape[1]))  # the server reads rows of one width
         sent = {"models": Message(models, nbytes, reduce="rows")}
         if self.sends_statistics and clients.buffers is not None:  # they are sent for the mean
             sent["statistics"] = Message(clients.buffers, 0, reduce="rows")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -352,9 +353,11 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
             f"{path}: policy.overview: classes tells numbers of samples, and share_sizes is false; "
             f"leave one of them out"
         )
-    overview = overview_of(data)
     facts["versions"] = versions()
-    facts["overview"] = {key: overview[key] for key in policy.overview}
+    facts["overview"] = {}
+    if policy.overview:
+        overview = overview_of(data)
+        facts["overview"] = {key: overview[key] for key in policy.overview}
     facts["noise"] = policy.adds_noise
     with files.run_folder_errors(folder, f"{path}: folder"):
         private_folder(folder)
@@ -362,7 +365,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     limit = given["message_limit"]
     sizes = given["share_sizes"]
     worker = Worker(client, agreed, facts, build, folder, sizes, limit, policy)
-    worker.overview = overview
+    worker.overview = partial(overview_of, data)
     return worker, socket
 
 
@@ -408,7 +411,7 @@ def check_text(worker: Worker) -> str:
     width = max(map(len, rows))
     lines = [f"party {worker.client} agrees with run.yaml and server.yaml:"]
     lines += [f"  {key.ljust(width)}  {one_line(str(value))}" for key, value in rows.items()]
-    own = {"here": worker.overview}
+    own = {"here": worker.overview()}
     lines += ["", overview_text(own, facts["class_names"], facts["feature_names"])]
     return "\n".join(lines).rstrip()
 

@@ -294,7 +294,7 @@ class Worker:
         policy: What the party does for a server.
 
     Attributes:
-        overview: All of `overview_of` the samples, for the party's own eyes.
+        overview: Returns all of `overview_of` the samples, for the party's own eyes.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Worker:
         self.folder = folder
         self.sizes = sizes
         self.limit = limit
-        self.overview: dict[str, Any] = {}
+        self.overview: Callable[[], dict[str, Any]] = dict
         self._run: str | None = None
         self._party: Party
         self._files: StateFiles

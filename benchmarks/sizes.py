@@ -4,9 +4,10 @@
     python -m benchmarks.sizes runs/compare/sizes          # the published data, tables and figure
     python -m benchmarks.sizes                             # tables and figure of the published data
 
-docs/record/sizes-protocol.md says what is computed. docs/data/results/sizes has, for each client in
-each evaluated round of each run, its accuracy with the model that counts, and what the run has
-spent until then. Whatever has rows there is compared, so that another method joins by its rows.
+docs/record/sizes-protocol.md says what is computed. docs/data/results/sizes/clients has, for each
+client in each evaluated round of each run, its accuracy with the model that counts, and what the
+run has spent until then. Whatever has rows there is compared, so that another method joins by its
+rows.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pfl.scores.names import ScoreName
 from pfl.scores.runs import Run, find_runs, read_runs
 from pfl.scores.statistics import seeds_test
 
-DATA = "results/sizes"
+DATA = "results/sizes/clients"
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "results" / "sizes-gains.png"
 SIZES = ("2 M", "520 k", "160 k", "40 k", "10 k")  # client i has the (i mod 5)-th
 BASELINE = "clients alone"

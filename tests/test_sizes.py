@@ -11,7 +11,7 @@ from benchmarks import published
 from tests.commands import ROOT
 
 PAGE = (ROOT / "docs" / "sizes.md").read_text()
-ROWS = published.rows("results/sizes")
+ROWS = published.rows("results/sizes/clients")
 ALONE = "clients alone"
 SIZES = 5
 

@@ -251,22 +251,23 @@ def reason(line: str) -> str:
     return line
 
 
-def table_row(key: str, cells: dict[str, str]) -> str:
-    """Returns a row of the table: the methods that refuse a task, by reason."""
+def refusals(cells: dict[str, str]) -> str:
+    """Returns the second cell of a row of the table: the methods that refuse a task, by reason."""
     named: dict[str, list[str]] = {}
     for name, line in cells.items():
         if line:
             named.setdefault(reason(line), []).append(name)
     parts = [f"{', '.join(f'`{name}`' for name in names)}: {why}" for why, names in named.items()]
-    return f"| {key} | {'; '.join(parts) or 'none'} |"
+    return "; ".join(parts) or "none"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    keys: dict[str, list[str]] = {}  # the tasks that the same methods refuse for the same reasons
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         for key, task in TASKS.items():
-            with redirect_stdout(io.StringIO()):
-                cells = column(task, Path(folder))
-            print(table_row(key, cells), flush=True)
+            keys.setdefault(refusals(column(task, Path(folder))), []).append(key)
+    for refused, tasks in keys.items():
+        print(f"| {'; '.join(tasks)} | {refused} |")
 
 
 if __name__ == "__main__":

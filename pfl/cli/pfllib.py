@@ -141,8 +141,8 @@ METHODS = {
     "LG-FedAvg": Method("LGFedAvg", {}),
     "FedNTD": Method("FedNTD", {"beta": "distillation", "tau": "temperature"}, differs=True),
     "FedGH": Method("FedGH", {"server_learning_rate": "server_lr"}, differs=True),
-    "FedFomo": Method("FedFomo", {}),
-    "APPLE": Method("APPLE", {}),
+    "FedFomo": Method("FedFomo", {"M": "models"}, differs=True),
+    "APPLE": Method("APPLE", {"dr_learning_rate": "relationship_lr", "mu": "penalty"}, differs=True),
     "GPFL": Method("GPFL", {"lamda": "penalty", "mu": "shared_decay"}, differs=True),
     "FedCP": Method("FedCP", {"lamda": "penalty"}, differs=True),
     "FedDistill": Method("FedDistill", {}),
@@ -321,6 +321,9 @@ def _model(given: Given, channels: int, side: int, notes: list[str]) -> dict[str
     if method.name == "FedPAC":
         settings |= {"head_epochs": 1, "head_lr": given.local_learning_rate}
     used = {*method.arguments}
+    if method.name == "APPLE":
+        settings["penalized_rounds"] = int(given.L * given.global_rounds)
+        used.add("L")
     if method.name == "FedALA":
         settings["share"] = given.rand_percent / 100
         used.add("rand_percent")

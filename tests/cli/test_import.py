@@ -87,6 +87,18 @@ def test_every_network_takes_images_of_cifar10(name):
         assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
 
+def test_flags_of_fedfomo_and_apple_are_translated():
+    """PFLlib's APPLE takes its penalty in the first int(L * global_rounds) rounds: 0.2 of 50."""
+    fomo = yaml.safe_load(translate("main.py -algo FedFomo -M 3"))["model"]
+    assert fomo["init_args"]["models"] == 3
+    text = translate("main.py -algo APPLE -gr 50 -dlr 0.01 -mu 0.3 -L 0.2")
+    settings = yaml.safe_load(text)["model"]["init_args"]
+    assert settings["relationship_lr"] == 0.01
+    assert settings["penalty"] == 0.3
+    assert settings["penalized_rounds"] == 10
+    assert "not translated" not in text
+
+
 def test_all_flags_of_methods_are_flags():
     names = {flag.long for flag in FLAGS}
     used = {flag for method in METHODS.values() for flag in method.arguments}

@@ -485,7 +485,7 @@ def test_a_site_of_github_links_the_notebook_in_colab(monkeypatch):
     assert f"[open it in Colab]({link})" in HOOKS["on_page_markdown"](text, page, None, None)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("test_")])
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_of_add_a_method_does_not_depend_on_chunks(name, tmp_path, monkeypatch):
     """Four of six clients train in a round, one at a time or all together."""
     (kind,) = (
@@ -507,10 +507,6 @@ def test_a_method_of_add_a_method_does_not_depend_on_chunks(name, tmp_path, monk
         assert method.rounds == 3 and method.row["train/loss"] < np.log(10)  # that of a guess
     for one, other in zip(*states, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-
-
-def test_the_test_of_add_a_method_passes(tmp_path, monkeypatch):
-    load("test_fedprox.py", tmp_path, monkeypatch).test_one_round_equals_numpy(tmp_path)
 
 
 def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):

@@ -142,7 +142,9 @@ METHODS = {
     "FedNTD": Method("FedNTD", {"beta": "distillation", "tau": "temperature"}, differs=True),
     "FedGH": Method("FedGH", {"server_learning_rate": "server_lr"}, differs=True),
     "FedFomo": Method("FedFomo", {"M": "models"}, differs=True),
-    "APPLE": Method("APPLE", {"dr_learning_rate": "relationship_lr", "mu": "penalty"}, differs=True),
+    "APPLE": Method(
+        "APPLE", {"dr_learning_rate": "relationship_lr", "mu": "penalty"}, differs=True
+    ),
     "GPFL": Method("GPFL", {"lamda": "penalty", "mu": "shared_decay"}, differs=True),
     "FedCP": Method("FedCP", {"lamda": "penalty"}, differs=True),
     "FedDistill": Method("FedDistill", {}),

@@ -82,6 +82,7 @@ PROJECTS = [
         "heterofl",
         "cc40f3e46b0fab5364d62a1bb623d3764daf179d",
     ),
+    Project("AIoT-MLSys-Lab", "FedRolex", "fedrolex", "813510997e1802eb756d53baa4229c90ce5ac008"),
     Project("KarhouTam", "FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
     Project("alpemreacar", "FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
     Project("huangtiansheng", "fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),

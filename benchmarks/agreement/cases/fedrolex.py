@@ -98,8 +98,8 @@ CASES = [
         "resnet_server.py:100-110, 156-220",
         ("w",),
         partial(of_halves, FedRolex),
-        "As above; and the head's values of a class are averaged over the clients of the round that "
-        "have the class.",
+        "As above; and the head's values of a class are averaged over the clients of the round "
+        "that have the class.",
         partial(of_halves, CountedFedRolex),
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import hashlib
 import importlib.util
 import io
@@ -144,6 +145,7 @@ def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
 def _fit(config: Path, checkpoint: Path | None = None) -> str:
     """Returns the status of a run of `fit`, whose output is dropped."""
     words = ["fit", "--config", str(config)]
+    gc.collect()  # a run's trainer, data and models refer to each other, and outlive it for long
     try:
         with _mistakes_of(config), redirect_stdout(io.StringIO()):
             FederatedCLI([*words, "--ckpt_path", str(checkpoint)] if checkpoint else words)

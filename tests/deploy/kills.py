@@ -1,7 +1,7 @@
 """A server and parties in processes of their own, which are killed at random moments.
 
     python -m pytest tests/deploy/kills.py
-    KILLS=50 python -m pytest -s tests/deploy/kills.py -k flower
+    KILLS=50 python -m pytest -o faulthandler_timeout=0 -s tests/deploy/kills.py -k flower
 
 The second is over Flower's real processes, with TLS and keys. They take minutes, and are not among
 the tests that pytest finds.

@@ -1,5 +1,6 @@
 """What an experiment must notice: other data and code, other files' results, ends by force."""
 
+import gc
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from pfl.experiments.grid import Job, nest
 from pfl.experiments.jobs import _version_of, code_version, data_version, execute
 from pfl.experiments.room import Room
 from pfl.experiments.workers import WorkerLost, side_by_side
+from pfl.method import FederatedAlgorithm
 from tests.commands import ROOT, call
 from tests.experiments.test_compare import RUNS, comparison
 from tests.forks import Popen
@@ -59,6 +61,18 @@ def test_a_run_is_repeated_where_its_data_or_its_trace_changed(tmp_path, monkeyp
     Path("trace.json").write_text("[[1]]")
     assert execute(job, tmp_path / "out")["again"] == "data"
     assert first["code"] == second["code"] and first["config"] == second["config"]
+
+
+def test_a_run_does_not_keep_the_memory_of_those_before_it(tmp_path):
+    """Trainer, data and models refer to each other, so that only the collector frees them."""
+    gc.disable()
+    try:
+        for job in Comparison.from_file(comparison(tmp_path)).jobs()[:3]:
+            assert execute(job, tmp_path)["status"] == "finished"
+        kept = [one for one in gc.get_objects() if issubclass(type(one), FederatedAlgorithm)]
+    finally:
+        gc.enable()
+    assert len(kept) == 1
 
 
 def test_folders_of_samples_count_and_downloads_do_not(tmp_path, monkeypatch):

@@ -59,6 +59,25 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
     assert f"| distance after 400 rounds | {' | '.join(f'{end:.1e}' for end in ends)} |" in page
     assert f"from 0.5 to 0.25 is {np.log2(ends[2] / ends[3]):.2f}" in page
 
+    keys = ("run", "heterogeneity", "seed")
+    errors = curves("results/fedclup-adaptive", "train/personalized/total_error", *keys)
+    penalties = curves("results/fedclup-adaptive", "penalty", *keys)
+    fixed = [f"FedCLUP λ={penalty}" for penalty in (0.02, 0.1, 0.5)]
+    found = [f"λ of Corollary 1, ρ = {noise}" for noise in (1, 2, 5, 10)]
+    for radius, quotient in (("0.1", "1 % less"), ("0.5", "11 % more"), ("2", "23 % less")):
+        ends = {}
+        for run in (*fixed, "LocalTrain", "GlobalTrain (FedAvg)", *found):
+            ends[run] = np.array([errors[run, radius, seed][49] for seed in "01234"])
+        cells = [f"{values.mean():.3f}" for values in ends.values()]
+        for place, run in enumerate(found, 5):
+            mean = np.mean([penalties[run, radius, seed][49] for seed in "01234"])
+            cells[place] += f" ({mean:.3g})"
+        assert f"| {radius} | {' | '.join(cells)} |" in page
+        assert all((ends[found[0]] < ends[run]).all() for run in found[1:])
+        change = 100 * (ends[found[0]].mean() / min(ends[run].mean() for run in fixed) - 1)
+        assert f"{abs(change):.0f} % {'more' if change > 0 else 'less'}" == quotient
+        assert quotient in page
+
     keys = ("samples_per_client", "num_clients", "heterogeneity")
     errors = curves(
         "results/fedclup-corollary1", "train/personalized/statistical_error", *keys, "run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,11 @@ class LossesFedDF(FedDF):
 
 def distilled(kind: type[FedDF]) -> Iterates:
     """The iterates of FedDF with plain means, the scheme of the authors' code."""
-    settings = {"weighting": "uniform", "server_batch_size": PUBLIC_PICKS, **DISTILLED}
+    settings: dict[str, Any] = {
+        "weighting": "uniform",
+        "server_batch_size": PUBLIC_PICKS,
+        **DISTILLED,
+    }
     return run(kind, public=public(), public_samples=PUBLIC_PICKS, **settings)
 
 

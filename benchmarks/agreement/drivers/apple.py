@@ -67,7 +67,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
 
     there.optim = SimpleNamespace(SGD=plain_sgd)
 
-    class Mixture(networks.ClientNet):  # type: ignore[misc]
+    class Mixture(networks.ClientNet):
         def __init__(self, vector_of: list[float]) -> None:
             nn.Module.__init__(self)
             self.in_channels = self.num_classes = 0

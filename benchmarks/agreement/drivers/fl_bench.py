@@ -240,7 +240,7 @@ def prepare_fedmd(problem: Problem, trained: dict[int, Any]) -> None:
     """
     there: Any = importlib.import_module("src.server.fedmd")
 
-    class Client(there.FedMDClient):  # type: ignore[misc]
+    class Client(there.FedMDClient):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
             if self.args.fedmd.keep:

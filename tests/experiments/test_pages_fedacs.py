@@ -123,3 +123,38 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
         share = share or ("–" if partners else "")
         cells = f"| {run} | {text} |{partners} | {share} |".replace("|  |", "| |")
         assert cells in page, cells
+
+
+def test_the_numbers_of_cifar_are_those_of_its_data():
+    page = (RECORD / "fedacs.md").read_text()
+    page = page[page.index("## Tables 1 and 2 on CIFAR-10 as JPEG") :]
+    keys = ("run", "alpha", "seed")
+    scores = {}
+    for kind in ("personalized", "global"):
+        column = curves("results/fedacs-cifar", f"test/{kind}/accuracy", *keys)
+        scores[kind] = {place: 100 * line[-1] for place, line in column.items()}
+    alphas = ("0.1", "0.5", "1", "5", "10")
+
+    def seeds(kind, run, alpha):
+        return np.array([scores[kind][run, alpha, seed] for seed in "012"])
+
+    rows = (
+        ("FedACS", "personalized", "FedACS"),
+        ("alone", "personalized", "LocalTrain"),
+        ("Ditto, personalized", "personalized", "Ditto"),
+        ("Ditto, global", "global", "Ditto"),
+        ("Per-FedAvg, personalized", "personalized", "Per-FedAvg"),
+        ("Per-FedAvg, global", "global", "Per-FedAvg"),
+        ("FedAvg", "global", "FedAvg"),
+    )
+    for label, kind, run in rows:
+        found = [seeds(kind, run, alpha) for alpha in alphas]
+        cells = [f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" for one in found]
+        assert f"| {label} | {' | '.join(cells)} |" in page, label
+    gains = [
+        seeds("personalized", "FedACS", alpha) - seeds("personalized", "LocalTrain", alpha)
+        for alpha in alphas
+    ]
+    assert ", ".join(f"{one.mean():.1f}" for one in gains) in page
+    assert all((one < 0).all() for one in gains[:1])
+    assert all((one > 0).all() for one in gains[1:])

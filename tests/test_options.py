@@ -20,7 +20,6 @@ REASONS = {
     "FedALA.weight_lr": "the paper's η_W, tuned like a rate",
     "FedAS.alignment_epochs": "runs in which the alignment gets as many epochs as training",
     "FedBABU.finetune_part": "the paper's comparison of the three",
-    "FedCLUP.strong_convexity": "the paper's μ, for data whose constants the user knows",
     "FedFomo.exploration_decay": "the paper's ε falls",
     "FedMRL.own_weight": "the paper's weight of the second loss",
     "FedPAC.head_lr": "the paper's η_h, which it has beside η",

@@ -25,6 +25,8 @@ from benchmarks.agreement.problem import (
     FEATURES,
     HEAD_EPOCHS,
     HIDDEN,
+    PUBLIC,
+    PUBLIC_PICKS,
     RATE,
     ROUNDS,
     SIZES,
@@ -32,11 +34,12 @@ from benchmarks.agreement.problem import (
     Problem,
     arrays,
     padded,
+    public_inputs,
 )
 from datamodules import Natural, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.clients import ClientData, Clients, LocalSchedule
-from pfl.method import FederatedAlgorithm, LoRA, MovedWeights, Network
+from pfl.method import FederatedAlgorithm, LoRA, MovedWeights, Network, PublicSamples
 from pfl.models.classifier import Classifier
 from pfl.rounds.clock import Clock
 
@@ -52,6 +55,16 @@ def datamodule() -> TensorDataModule:
         client_ids=np.repeat(EVERYONE, SIZES),
         partition=Natural(),
         protocol=SplitOwn(test=0.0, validation=0.0),
+    )
+
+
+def public() -> TensorDataModule:
+    """The public inputs, with targets that nobody reads."""
+    inputs = torch.from_numpy(public_inputs())
+    targets = torch.zeros(PUBLIC, dtype=torch.int64)
+    kept = SplitOwn(test=0.0, validation=0.0)
+    return TensorDataModule(
+        inputs, targets, client_ids=np.zeros(PUBLIC), partition=Natural(), protocol=kept
     )
 
 
@@ -74,6 +87,11 @@ def problem() -> Problem:
                 per_epoch = len(picks) // epochs
                 visits = [picks[k : k + per_epoch] for k in range(0, len(picks), per_epoch)]
                 orders[purpose, round_index, i] = visits
+    drawn = PublicSamples(public(), PUBLIC_PICKS)
+    for round_index in range(ROUNDS):
+        given = drawn.inputs(0, round_index, torch.zeros(1, dtype=torch.float64)).numpy()
+        picks = (given[:, :1] == public_inputs()[:, 0]).argmax(1)
+        orders["public", round_index, 0] = [[picks]]
     return Problem(*arrays(), orders)
 
 

@@ -22,6 +22,9 @@ SIZES = (12, 7, 10, 6, 3)  # samples of the clients
 FEATURES, HIDDEN, CLASSES = 5, 4, 3
 MEMBERS, MESSENGER, NESTED = ((4,), (6, 8)), (4,), 2  # widths where clients' networks differ
 BATCH, EPOCHS, HEAD_EPOCHS, RATE = 4, 2, 3, 0.1
+PUBLIC, PUBLIC_PICKS = 8, 4  # inputs of a public data set, and those of a round
+NOISE, GENERATOR, MADE = 2, 6, 8  # of a generator of features: inputs, units, and a step's features
+DISTILLED = {"server_steps": 5, "server_lr": 0.05}
 NEIGHBOURS, SHARE = 4, 0.3  # of training samples that vote, and their weight
 SECONDS = (1.0, 1.3, 1.6, 1.9, 0.7)  # of a client's turn, where the server waits for no cohort
 COHORTS = ((0, 1, 2), (2, 3, 4), (0, 2, 4), (1, 3, 4), (0, 1, 3), (0, 3, 4))
@@ -43,7 +46,8 @@ class Problem:
         targets: Of each client, classes [n_i].
         start: The first parameters [P]: weights and biases of the layers in PyTorch's order.
         orders: Which of its samples a client takes: by (purpose, round, client) a list of epochs,
-            each of which is a list of mini-batches, which are positions among its samples.
+            each of which is a list of mini-batches, which are positions among its samples. With
+            the purpose "public" and the client 0, those of a round among the public inputs.
     """
 
     inputs: list[np.ndarray]
@@ -99,6 +103,11 @@ def arrays() -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
     return inputs, targets, start
 
 
+def public_inputs() -> np.ndarray:
+    """Inputs that the server and all clients have, without labels."""
+    return np.random.default_rng(9).normal(size=(PUBLIC, FEATURES))
+
+
 def starts(start: np.ndarray, count: int) -> np.ndarray:
     """First parameters of methods that have several models, [count, P]: the given ones and others.
 
@@ -129,6 +138,26 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     """Values of clients whose networks differ, with zeros up to the longest row."""
     width = max(map(len, rows))
     return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+
+
+class MadeFeatures:
+    """Labels and noise for a generator of features, drawn alike on both sides.
+
+    Args:
+        round_index: The round.
+        taker: The number of a client, or that of all clients for the server.
+    """
+
+    def __init__(self, round_index: int, taker: int) -> None:
+        self._draw = np.random.default_rng([round_index, taker])
+
+    def places(self, count: int) -> np.ndarray:
+        """Where labels lie among those of all samples in their order, in [0, 1), [count]."""
+        return self._draw.uniform(size=count)
+
+    def noise(self, count: int) -> np.ndarray:
+        """Noise, [count, NOISE]."""
+        return self._draw.uniform(size=(count, NOISE))
 
 
 BODY = HIDDEN * FEATURES + HIDDEN  # the first entries of a parameter vector; the head's follow

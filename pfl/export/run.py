@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.algorithms import FedGen
 from pfl.clients import ClientData
 from pfl.configuration.app import FederatedCLI
 from pfl.configuration.keys import closest
@@ -19,7 +20,14 @@ from pfl.deploy.worker import StateFiles
 from pfl.errors import ConfigError
 from pfl.export import peft
 from pfl.export.card import ONNX, card, network_code, readme, sizes
-from pfl.export.files import BATCH, factored_network, measure, save_network, save_onnx
+from pfl.export.files import (
+    BATCH,
+    factored_network,
+    measure,
+    save_generator,
+    save_network,
+    save_onnx,
+)
 from pfl.export.normalization import filled, gap_values, in_own_unit, normalization, normalized
 from pfl.files import make_folder, write, write_json
 from pfl.method.exported import (
@@ -156,6 +164,8 @@ def export(
 ) -> list[Path]:
     """Writes models of a checkpoint, a folder each: `client<id>` and `global`; returns the folders.
 
+    The generator of FedGen is written besides, in the folder `generator`.
+
     A folder has `model.safetensors`, the plain network's state dict, or the graph `model.onnx`,
     `card.json` and `README.md`; with `factored` also `factored.safetensors` or `.onnx`. LoRA and
     dense updates are merged into the weights; the format "peft" has the factors alone.
@@ -185,7 +195,11 @@ def export(
         for one in models:
             if one is not None:
                 run.take_states(one, states)
-        return [_write(run, out, client, form, factored) for client in models]
+        folders = [_write(run, out, client, form, factored) for client in models]
+        if isinstance(run.model, FedGen):
+            folders.append(save_generator(run.model, out / "generator", form == "onnx"))
+            print(folders[-1])
+        return folders
 
 
 def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factored: bool) -> Path:

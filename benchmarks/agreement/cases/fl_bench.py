@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.agreement.case import Case
-from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import ALL, EPOCHS, HEAD_EPOCHS, RATE
+from benchmarks.agreement.ours import public, run
+from benchmarks.agreement.problem import ALL, EPOCHS, HEAD_EPOCHS, PUBLIC_PICKS, RATE
 from benchmarks.agreement.readings import common, fl_bench
 from pfl.algorithms import (
     APFL,
@@ -21,6 +21,7 @@ from pfl.algorithms import (
     FedBABU,
     FedDyn,
     FedLC,
+    FedMD,
     FedPer,
     FedProx,
     FedRep,
@@ -38,6 +39,7 @@ ADAGRAD: dict[str, Any] = dict(server_lr=0.1, tau=0.01, beta=0.9)
 ADAPTIVE: dict[str, Any] = dict(server_lr=0.1, tau=0.01, betas=(0.9, 0.99))
 SPLITTING: dict[str, Any] = dict(mean_norm=10.0, largest_norm=0.1)
 SIMPLEX: dict[str, Any] = dict(endpoints=3, radius=0.1, simplex=["head.weight"])
+PUBLIC: dict[str, Any] = dict(public_samples=PUBLIC_PICKS, digest_epochs=EPOCHS)
 FROM_ZERO = "v begins at 0 instead of τ²."
 NEW_HEADS = (
     "The personal layers are averaged with all others, and a client that takes part for the first "
@@ -202,6 +204,27 @@ CASES = [
         partial(run, MOON, temperature=0.5, contrast=2.0),
         "A client that takes part for the first time has the received model as its last one.",
         partial(run, fl_bench.FirstReceivedMOON, temperature=0.5, contrast=2.0),
+    ),
+    Case(
+        "FedMD",
+        "FedMD",
+        "client/fedavg.py:38, 183-186",
+        ("v",),
+        lambda: run(FedMD, public=public(), **PUBLIC),
+        "What a client has trained is kept by nobody: its list of personal parameters is empty, so "
+        "that every round begins with the first model, and all agree about the public inputs.",
+        lambda: run(fl_bench.ForgettingFedMD, public=public(), **PUBLIC),
+    ),
+    Case(
+        "FedMD, trained models kept there",
+        "FedMD, kept",
+        "client/fedmd.py:26-34, server/fedmd.py:92-129",
+        ("v",),
+        lambda: run(FedMD, public=public(), **PUBLIC),
+        "A round begins with the scores of its clients, to which these are then drawn; the "
+        "distance is the squared one. New public inputs are added to a list of which only the "
+        "first ones, those of the first round, are used.",
+        lambda: run(fl_bench.FirstInputsFedMD, public=public(), **PUBLIC),
     ),
     Case("FedLC", "FedLC", "client/fedlc.py:12-34", ("w",), partial(run, FedLC, calibration=0.8)),
     Case(

@@ -13,7 +13,7 @@ from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import network, run
 from benchmarks.agreement.problem import BODY, CLASSES, FEATURES, HIDDEN, Iterates
 from pfl.algorithms import HeteroFL
-from pfl.method import Clients, Message, dense, label_counts
+from pfl.method import Clients, Message, NestedNetworks, dense, label_counts
 from pfl.models.classifier import Classifier
 from pfl.models.family import Family
 
@@ -47,7 +47,7 @@ def _head(w: Tensor) -> Tensor:
     return torch.cat([w[BODY:-CLASSES].view(CLASSES, HIDDEN), w[-CLASSES:, None]], 1)
 
 
-def of_halves(kind: type[HeteroFL] = HeteroFL, **settings: Any) -> Iterates:
+def of_halves(kind: type[NestedNetworks] = HeteroFL, **settings: Any) -> Iterates:
     """The iterates where every other client has half of the hidden units."""
     width = HIDDEN // 2
     body = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh())

@@ -18,8 +18,11 @@ from benchmarks.agreement.problem import (
     CLASSES,
     EPOCHS,
     FEATURES,
+    GENERATOR,
     HEAD_EPOCHS,
     HIDDEN,
+    MADE,
+    NOISE,
     RATE,
     ROUNDS,
     SIZES,
@@ -27,7 +30,7 @@ from benchmarks.agreement.problem import (
     arrays,
     started,
 )
-from benchmarks.agreement.readings import common, pfllib
+from benchmarks.agreement.readings import common, fedgen, pfllib
 from pfl.algorithms import (
     APFL,
     APPLE,
@@ -46,6 +49,7 @@ from pfl.algorithms import (
     FedDistill,
     FedDyn,
     FedFomo,
+    FedGen,
     FedGH,
     FedKD,
     FedLC,
@@ -138,6 +142,15 @@ def of_vectors(kind: type[FederatedAlgorithm]) -> Iterates:
     )
     return {"v": found["v"], "p": found["client change"] + np.array(SIZES) / sum(SIZES)}
 
+
+FEATURES_MADE: dict[str, Any] = dict(
+    generated=MADE,
+    noise=NOISE,
+    hidden=GENERATOR,
+    server_steps=3,
+    server_batch_size=MADE,
+    server_lr=0.05,
+)
 
 CASES = [
     Case("FedAvg", "FedAvg", "clients/clientavg.py:12", ("w",), partial(run, FedAvg)),
@@ -421,5 +434,18 @@ CASES = [
         "clients see what those before them did in the same round; then w_i before its last step "
         "replaces c_i (67). λ is late by a round.",
         lambda: of_vectors(pfllib.InTurnAPPLE),
+    ),
+    Case(
+        "FedGen, the same draws on both sides",
+        "FedGen",
+        "clients/clientgen.py:56-60, servers/servergen.py:26-49, 144-172, 209-226",
+        ("w",),
+        lambda: fedgen.drawn_alike(fedgen.GivenGenerator, partial(run, FedGen, **FEATURES_MADE)),
+        "BatchNorm follows the generator's hidden layer, with the statistics of a step's features. "
+        "Labels have the distribution of all clients' samples, and features are used, from the "
+        "first round on. Adam lasts over the rounds.",
+        lambda: fedgen.drawn_alike(
+            fedgen.NormalizedGenerator, partial(run, fedgen.LastingFedGen, **FEATURES_MADE)
+        ),
     ),
 ]

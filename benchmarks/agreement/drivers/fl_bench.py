@@ -30,6 +30,7 @@ from benchmarks.agreement.problem import (
     FEATURES,
     HEAD_EPOCHS,
     HIDDEN,
+    PUBLIC_PICKS,
     RATE,
     SIZES,
     Epochs,
@@ -37,6 +38,7 @@ from benchmarks.agreement.problem import (
     Problem,
     absent,
     main,
+    public_inputs,
     starts,
     tensors,
     vector,
@@ -152,6 +154,7 @@ class Runner:
         personal: Callable[[Any, int], Any] | None = None,
         cohorts: Sequence[Sequence[int]] = COHORTS,
         common: dict[str, object] | None = None,
+        dataset: str = "given",
         optimizer: dict[str, object] | None = None,
         **settings: object,
     ) -> Iterates:
@@ -163,6 +166,7 @@ class Runner:
             purposes: Of the epochs that a client takes in a round.
             personal: The tensors of the personalized model of a client.
             cohorts: The clients of each round.
+            dataset: The name of the data.
             common, optimizer: Settings of these sections that differ.
             settings: Those of the method.
         """
@@ -187,7 +191,7 @@ class Runner:
                 external_model_weights_path=None,
                 use_torchvision_pretrained_weights=False,
             ),
-            dataset=Settings(name="given"),
+            dataset=Settings(name=dataset),
             common=Settings(shared | (common or {})),
             optimizer=Settings(dict(name="sgd", lr=RATE) | (optimizer or {})),
             **{module: Settings(settings)},
@@ -227,6 +231,33 @@ def with_own_part(run: Any, i: int) -> Any:
     return (run.public_model_params | run.clients_personal_model_params[i]).values()
 
 
+def prepare_fedmd(problem: Problem, trained: dict[int, Any]) -> None:
+    """FedMD with the given public inputs, one mini-batch in a round.
+
+    Args:
+        problem: The problem.
+        trained: Gets what each client has trained last.
+    """
+    there: Any = importlib.import_module("src.server.fedmd")
+
+    class Client(there.FedMDClient):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            if self.args.fedmd.keep:
+                self.personal_params_name = list(self.regular_params_name)
+
+        def package(self) -> Any:
+            trained[self.client_id] = [p.detach().clone() for p in self.model.parameters()]
+            return super().package()
+
+    there.FedMDServer.client_cls = Client
+    inputs = torch.from_numpy(public_inputs())
+    rounds = range(len(COHORTS))
+    picks = [problem.orders["public", now, 0][0][0] for now in rounds]
+    there.DATASETS = {"mnist": lambda **given: inputs}
+    there.DataLoader = lambda *given, **more: [(inputs[one], None) for one in picks]
+
+
 def prepare_floco(run: Runner) -> None:
     """Floco with the given first values, and points of the simplex as ours are drawn."""
     there: Any = importlib.import_module("src.server.floco")
@@ -264,6 +295,24 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
     """The iterates of all methods."""
     run = Runner(problem, checkout)
     prepare_floco(run)
+    trained: dict[int, Any] = {}
+    prepare_fedmd(problem, trained)
+
+    def of_public(keep: bool) -> Iterates:
+        first = list(run.network.parameters())
+        trained.clear()
+        return run(
+            "fedmd",
+            "FedMDServer",
+            personal=lambda server, i: trained.get(i, first),
+            dataset="femnist",
+            keep=keep,
+            digest_epoch=EPOCHS,
+            public_dataset="mnist",
+            public_batch_size=PUBLIC_PICKS,
+            public_batch_num=1,
+        )
+
     both = [("train", EPOCHS), ("personal", EPOCHS)]
     head = [("head", HEAD_EPOCHS), ("train", EPOCHS)]
     moreau: dict[str, Any] = dict(lamda=2.0, k=3, pers_lr=0.1, beta=0.8, mu=0.001)
@@ -304,6 +353,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
         "FedBABU, weight decay": run("fedbabu", "FedBabuServer", optimizer={"weight_decay": 0.2}),
         "pFedMe": run("pfedme", "pFedMeServer", personal=stored, **moreau),
         "MOON": run("moon", "MOONServer", tau=0.5, mu=2.0),
+        **{name: of_public(keep) for name, keep in (("FedMD", False), ("FedMD, kept", True))},
         "FedLC": run("fedlc", "FedLCServer", tau=0.8),
         "CFL": run(
             "cfl",

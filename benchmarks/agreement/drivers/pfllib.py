@@ -10,7 +10,7 @@ import contextlib
 import copy
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,14 +27,18 @@ from benchmarks.agreement.problem import (
     EPOCHS,
     EVERYONE,
     FEATURES,
+    GENERATOR,
     HEAD_EPOCHS,
     HIDDEN,
+    MADE,
+    NOISE,
     RATE,
     ROUNDS,
     SIZES,
     Done,
     Epochs,
     Iterates,
+    MadeFeatures,
     Problem,
     absent,
     main,
@@ -44,6 +48,14 @@ from benchmarks.agreement.problem import (
 )
 
 TRAIN = [("train", EPOCHS)]
+FEATURES_MADE: dict[str, Any] = dict(
+    batch_size=MADE,
+    noise_dim=NOISE,
+    hidden_dim=GENERATOR,
+    generator_learning_rate=0.05,
+    server_epochs=3,
+    localize_feature_extractor=False,
+)
 SETTINGS = dict(
     algorithm="",
     dataset="",
@@ -213,6 +225,36 @@ def found(run: Any) -> dict[str, np.ndarray]:
     return row
 
 
+def given_draws(run: Any) -> None:
+    """Replaces what FedGen draws, labels and noise, by the same as on our side."""
+    now = SimpleNamespace(round=0, made=None)
+    of_server = run.train_generator
+
+    def of_client(client: Any) -> Callable[[], None]:
+        their_train = client.train
+
+        def train() -> None:
+            now.made = MadeFeatures(now.round, client.id)
+            their_train()
+
+        return train
+
+    def train_generator() -> None:
+        now.made = MadeFeatures(now.round, len(EVERYONE))
+        of_server()
+        now.round += 1
+
+    def choice(known: list[int], count: int) -> np.ndarray:
+        found: np.ndarray = np.sort(known)[(now.made.places(count) * len(known)).astype(int)]
+        return found
+
+    for client in run.clients:
+        client.train = of_client(client)
+    run.train_generator = train_generator
+    vars(np.random)["choice"] = choice
+    vars(torch)["rand"] = lambda shape, **given: torch.from_numpy(now.made.noise(shape[0]))
+
+
 def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
     """The iterates of all methods."""
     run = Runner(problem, checkout)
@@ -246,6 +288,10 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
         for client in server.clients:
             start(client.model.gate.cs, 0)
             client.context = client.model.model.head.weight.data.sum(0, keepdim=True)
+
+    def started_generator(server: Any) -> None:
+        start(server.generative_model, 0)
+        given_draws(server)
 
     def identities(server: Any) -> None:
         for client in server.clients:
@@ -387,6 +433,15 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
             dr_learning_rate=0.2,
             mu=0.5,
             L=0.5,
+        ),
+        "FedGen": run(  # the last one, since it replaces draws
+            "servergen",
+            "FedGen",
+            shared,
+            before=full * 2,
+            setup=started_generator,
+            double=True,
+            **FEATURES_MADE,
         ),
     }
 

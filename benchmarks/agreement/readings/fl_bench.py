@@ -21,8 +21,8 @@ from benchmarks.agreement.problem import (
     starts,
 )
 from benchmarks.agreement.readings.common import CarriedpFedMe, complete_linkage
-from pfl.algorithms import MOON, SCAFFOLD, FedBABU, FedDyn, Floco
-from pfl.method import Clients, Message, dense
+from pfl.algorithms import MOON, SCAFFOLD, FedBABU, FedDyn, FedMD, Floco
+from pfl.method import BatchSamples, Clients, Message, dense
 
 
 class ForgettingSCAFFOLD(SCAFFOLD):
@@ -53,6 +53,36 @@ class SampledFedDyn(FedDyn):
             v = self.local_sgd(clients, w, linear=-g - alpha * w)
         clients.state["g"] = new = g - alpha * (v - w)
         return {"w": v, "g": Message(new - g, 0, weighting="uniform")}
+
+
+class FirstInputsFedMD(FedMD):
+    """The inputs of all rounds are those of the first; distances are squared.
+
+    A round begins with the scores of its clients, to which these are then drawn.
+    """
+
+    def begin_round(self, round_index: int) -> None:
+        inputs = self.public.inputs(self.seed, 0, self.global_model)
+        models = self.states.rows("w", self.cohort(round_index))
+        scores = torch.stack([self.oracle.predict(w, inputs) for w in models])
+        self.consensus[0] = 1
+        self.consensus[1:] = scores.mean(0).flatten()
+
+    def server_update(self, mean: dict[str, Tensor]) -> None: ...
+
+    def _distances(
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Any
+    ) -> Tensor:
+        return (outputs.flatten(1) - samples.targets).square().mean(1)
+
+
+class ForgettingFedMD(FedMD):
+    """Every round begins with the first model, of which all scores are, so that none is wrong."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        clients.state["w"] = torch.from_numpy(arrays()[2]).repeat(len(clients), 1)
+        clients.received["consensus"] = torch.zeros_like(clients.received["consensus"])
+        return super().client_update(clients, w)
 
 
 class DecayingHeadFedBABU(FedBABU):

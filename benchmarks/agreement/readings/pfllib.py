@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax, mse_loss, normalize
 
-from benchmarks.agreement.problem import COHORTS, started
+from benchmarks.agreement.problem import BATCH, COHORTS, started
 from benchmarks.agreement.readings.common import by_samples, call, stepped
 from pfl.algorithms import (
     APFL,
@@ -200,6 +200,9 @@ class RunningFedProto(FedProto):
     They are averaged over clients, not samples, and only the last cohort's are known.
     """
 
+    def begin_step(self, sizes: np.ndarray, step: int, sums: Tensor) -> None:
+        """Does nothing with the sums [C, K, 1 + F] of features of each class so far."""
+
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         received = clients.received["prototypes"].view(self.shape)
         objective = Objective(
@@ -207,8 +210,9 @@ class RunningFedProto(FedProto):
         )
         v, lr = clients.state["w"].clone(), self.learning_rate(clients.round)
         sums = v.new_zeros(len(clients), *self.shape)
-        for batch in clients.batches(self.local_schedule):
+        for step, batch in enumerate(clients.batches(self.local_schedule)):
             rows = slice(0, batch.clients)
+            self.begin_step(clients.sizes[rows], step, sums[rows])
             z = features(self.oracle, v[rows], batch, clients.buffers)
             real = batch.sample_weights(z.dtype) > 0
             member = real[..., None] * torch.nn.functional.one_hot(batch.targets, self.shape[0])
@@ -223,6 +227,15 @@ class RunningFedProto(FedProto):
     def server_update(self, mean: dict[str, Tensor]) -> None:
         self.prototypes.zero_()
         super().server_update(mean)
+
+
+class LastEpochFedProto(RunningFedProto):
+    """Class means are those of the last local epoch."""
+
+    def begin_step(self, sizes: np.ndarray, step: int, sums: Tensor) -> None:
+        """Forgets the sums of clients that begin with an epoch."""
+        begins = step % np.ceil(sizes / BATCH) == 0
+        sums[torch.from_numpy(begins)] = 0
 
 
 class ScoresFedDistill(FedDistill):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
 
 from pfl.method import (
@@ -74,6 +74,14 @@ class Generator:
         z = relu(x @ first.view(self.hidden, -1).T + offset)
         return z @ second.view(self.features, -1).T + last
 
+    def network(self, values: Tensor) -> nn.Sequential:
+        """Returns G as layers of PyTorch, whose input is (ε, e_y)."""
+        first = nn.Linear(self.noise + self.classes, self.hidden)
+        last = nn.Linear(self.hidden, self.features)
+        made = nn.Sequential(first, nn.ReLU(), last).to(values)
+        nn.utils.vector_to_parameters(values.clone(), made.parameters())
+        return made
+
     def draw(
         self, rng: np.random.Generator, shares: np.ndarray, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +107,7 @@ class FedGen(FederatedAlgorithm):
     BatchNorm. Cost: w or h down and up; from the second round on θ and the K numbers of p̂ down; the
     client's shares of its K classes up, which tell the server what labels it has; a pass over the
     labels. Client state: none, or u_i (`body`). Server state: θ, p̂. A newcomer has w, or the
-    initial body and the newest head.
+    initial body and the newest head. `pfl export` writes the generator beside the models.
 
     Args:
         regularization: α. 0: FedAvg, and a generator that nobody uses.
@@ -281,6 +289,10 @@ class FedGen(FederatedAlgorithm):
         return scores
 
     # ---- the server ----------------------------------------------------------------------------
+
+    def generator_network(self) -> nn.Sequential:
+        """Returns the generator with its newest values; its input is noise, then e_y of a class."""
+        return self.make.network(self.generator)
 
     def begin_round(self, round_index: int) -> None:
         """Draws θ before the first round."""

@@ -21,7 +21,8 @@ class FedRolex(NestedNetworks):
 
     Note:
         The inputs of the network and its classes never roll. As in HeteroFL here, there is no
-        Scaler and no static batch normalization.
+        Scaler and no static batch normalization. In the authors' code the parts of round t begin
+        with the unit -t, and values are weighted by how often they were trained before.
 
     Example:
         >>> from pfl.models import MLP, Family

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfl.algorithms import FedGen
 from pfl.errors import ConfigError
-from pfl.files import make_folder, write
+from pfl.files import write
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.exported import client_rows
 from pfl.models.factored import factored
@@ -29,62 +28,6 @@ def save_network(network: nn.Module, path: Path) -> None:
 
     tensors = {k: v.detach().clone().contiguous() for k, v in network.state_dict().items()}
     write(path, as_bytes(tensors))
-
-
-GENERATOR = """\
-# FedGen: the generator
-
-It makes features of a class, inputs of the head of the run's models, from standard normal noise.
-
-```python
-import torch
-from safetensors.torch import load_file
-from torch import nn
-from torch.nn.functional import one_hot
-
-layers = nn.Linear({inputs}, {hidden}), nn.ReLU(), nn.Linear({hidden}, {features})
-generator = nn.Sequential(*layers){dtype}.eval()
-generator.load_state_dict(load_file("model.safetensors"))
-
-labels = torch.arange({classes})
-noise = torch.randn({classes}, {noise}{kind})
-features = generator(torch.cat([noise, one_hot(labels, {classes}).to(noise)], 1))
-```
-"""
-
-
-def save_generator(algorithm: FedGen, folder: Path, onnx: bool) -> Path:
-    """Writes the generator of a method, and the lines that load it; returns the folder."""
-    network = algorithm.generator_network()
-    make = algorithm.make
-    inputs = make.noise + make.classes
-    make_folder(folder, "export: --out")
-    if onnx:
-        save_onnx(network, folder / "model.onnx", torch.zeros(BATCH, inputs))
-        write(
-            folder / "README.md",
-            f"# FedGen: the generator\n\n`inputs` are {make.noise} numbers of standard normal "
-            f"noise, then a 1 at the place of the class among {make.classes}; `outputs` are "
-            "features.\n",
-        )
-        return folder
-    save_network(network, folder / "model.safetensors")
-    dtype = ""
-    kind = ""
-    if algorithm.generator.dtype == torch.float64:
-        dtype = ".double()"
-        kind = ", dtype=torch.float64"
-    text = GENERATOR.format(
-        inputs=inputs,
-        hidden=make.hidden,
-        features=make.features,
-        classes=make.classes,
-        noise=make.noise,
-        dtype=dtype,
-        kind=kind,
-    )
-    write(folder / "README.md", text)
-    return folder
 
 
 def factored_network(

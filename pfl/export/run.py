@@ -20,14 +20,8 @@ from pfl.deploy.worker import StateFiles
 from pfl.errors import ConfigError
 from pfl.export import peft
 from pfl.export.card import ONNX, card, network_code, readme, sizes
-from pfl.export.files import (
-    BATCH,
-    factored_network,
-    measure,
-    save_generator,
-    save_network,
-    save_onnx,
-)
+from pfl.export.files import BATCH, factored_network, measure, save_network, save_onnx
+from pfl.export.generator import save_generator
 from pfl.export.normalization import filled, gap_values, in_own_unit, normalization, normalized
 from pfl.files import make_folder, write, write_json
 from pfl.method.exported import (

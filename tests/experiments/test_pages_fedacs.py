@@ -158,3 +158,38 @@ def test_the_numbers_of_cifar_are_those_of_its_data():
     assert ", ".join(f"{one.mean():.1f}" for one in gains) in page
     assert all((one < 0).all() for one in gains[:1])
     assert all((one > 0).all() for one in gains[1:])
+
+
+def test_the_numbers_of_two_kinds_of_tests_are_those_of_their_data():
+    page = (RECORD / "fedacs.md").read_text()
+    page = page[page.index("## Table 2 on Fashion-MNIST") :]
+    alphas = ("0.1", "0.5", "1", "5", "10")
+    name = "results/fedacs-table2-fashion"
+    keys = ("run", "tests", "alpha", "seed")
+    own = curves(name, "test/personalized/accuracy", *keys)
+    own |= {
+        key: line
+        for key, line in curves(name, "test/global/accuracy", *keys).items()
+        if key[0] == "FedAvg"
+    }
+
+    def seeds(run, tests, alpha):
+        return np.array([100 * own[run, tests, alpha, seed][-1] for seed in "12345"])
+
+    ahead = {}
+    for tests, word in (
+        ("with the client's labels", "its labels"),
+        ("on all labels", "all labels"),
+    ):
+        labels = {"FedACS": "FedACS", "LocalTrain": "alone", "APFL": "APFL"}
+        labels["FedAvg"] = "FedAvg, one model"
+        for run, label in labels.items():
+            found = [seeds(run, tests, alpha) for alpha in alphas]
+            cells = [f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" for one in found]
+            assert f"| {word} | {label} | {' | '.join(cells)} |" in page
+        gains = [seeds("FedACS", tests, a) - seeds("LocalTrain", tests, a) for a in alphas]
+        assert ", ".join(f"{one.mean():.1f}" for one in gains) in page
+        ahead[word] = [
+            a for a in alphas if seeds("APFL", tests, a).mean() > seeds("FedACS", tests, a).mean()
+        ]
+    assert ahead == {"its labels": [*alphas], "all labels": ["1", "5", "10"]}

@@ -1,6 +1,7 @@
 """The problem that other implementations are compared on, against NumPy."""
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from benchmarks.agreement.problem import (
     Problem,
 )
 from pfl.algorithms import FedAvg
+from tests.commands import ROOT
 
 
 def gradient(w, x, y):
@@ -87,3 +89,14 @@ def test_the_rows_of_the_page_are_those_of_the_file():
     for row in rows:
         assert f"`{row['project']}`" in page
         assert f"`{row['version'][:8]}`.\n" in page
+
+
+def test_readme_counts_the_rows_of_each_project():
+    line = next(
+        line
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if line.startswith("| [iterates compared]")
+    )
+    counts = Counter(row["project"] for row in published.rows("agreement"))
+    names = ("TsingZ0/PFLlib", "apple/pfl-research", "google/fedjax")
+    assert re.findall(r"(\d+) rows", line) == [str(counts[name]) for name in names]

@@ -23,9 +23,11 @@ BLOCKS = re.findall(r"```sh\n(pfl (?:deploy|node).*?)```", PAGE, re.S)
 
 def shell(block, folder, log=None, **options):
     """Starts a shell with the lines of a block, for which `pfl` is that of this environment."""
-    (folder / "bin").mkdir(exist_ok=True)
-    (folder / "bin/pfl").write_text(f'#!/bin/sh\nexec {sys.executable} -m pfl "$@"\n')
-    (folder / "bin/pfl").chmod(0o755)
+    program = folder / "bin/pfl"
+    if not program.exists():  # one that is being started cannot be written
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m pfl "$@"\n')
+        program.chmod(0o755)
     env = {**os.environ, "PATH": f"{folder}/bin{os.pathsep}{os.environ['PATH']}"}
     env["PYTHONPATH"] = str(ROOT)
     return subprocess.Popen(["sh", "-ec", block], cwd=folder, env=env, stdout=log, **options)

@@ -109,3 +109,25 @@ def test_the_numbers_of_fedagg_on_fashion_mnist_are_those_of_its_data():
     means = np.stack([x[y == k].mean(0) for k in range(10)])
     nearest = (np.square(means).sum(1) - 2 * own @ means.T).argmin(1)
     assert f"is right in {100 * (nearest == labels).mean():.1f} %" in page
+
+
+def test_the_numbers_of_fedagg_on_letters_are_those_of_its_data():
+    page = (RECORD / "fedagg.md").read_text()
+    scores = curves("results/fedagg-letters", "test/global/accuracy", "run", "partition")
+    printed = {"FedAvg": (92.52, 90.98), "FedAdam": (93.09, 92.60), "FedAgg": (94.11, 93.67)}
+    below = {}
+    for run, values in printed.items():
+        cells = []
+        for partition, value in zip(("IID", "Dirichlet 0.6"), values, strict=True):
+            line = scores[run, partition]
+            below[run, partition] = value - 100 * line[-1]
+            cells.append(f"{100 * line[-1]:.2f} ({value:.2f})")
+        if np.isnan(scores[run, "Dirichlet 0.6"][-1]):
+            cells[-1] = f"diverged in round 9 ({values[1]:.2f})"
+        assert f"| {run} | {' | '.join(cells)} |" in page
+    iid = [f"{below[run, 'IID']:.1f}" for run in printed]
+    assert f"IID {iid[0]}, {iid[1]} and {iid[2]} points." in page
+    others = [f"{below[run, 'Dirichlet 0.6']:.1f}" for run in ("FedAvg", "FedAdam")]
+    assert f"FedAvg is {others[0]} and FedAdam {others[1]} below" in page
+    gain = 100 * (scores["FedAgg", "IID"][-1] - scores["FedAvg", "IID"][-1])
+    assert f"IID {gain:.2f} points ahead" in page

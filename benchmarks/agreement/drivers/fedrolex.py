@@ -1,7 +1,7 @@
 """The code of FedRolex's authors: how the server hands out parts of the model and combines them.
 
 Local steps are plain SGD on a network with the shapes of the part: their clients need CUDA
-(`resnet_client.py:58`), and `ray`, which is replaced. In float64 where they fix float32.
+(`resnet_client.py:55`), and `ray`, which is replaced. In float64 where they fix float32.
 """
 
 from __future__ import annotations

@@ -119,8 +119,7 @@ def run(problem: Problem, **aggregate: object) -> Iterates:
 def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
     """The server's models, with the scheme of the authors' scripts and with that of their code."""
     torch.set_default_dtype(torch.float64)
-    for names in (("lmdb", "cv2", "tensorpack", "tensorpack.dataflow"), ("six", "six.moves")):
-        absent(*names)
+    absent("lmdb", "cv2", "six", "six.moves", "tensorpack", "tensorpack.dataflow")
     absent("tensorpack.utils", "tensorpack.utils.compatible_serialize")
     vars(torch)["FloatTensor"] = torch.DoubleTensor
     import_in_float64(checkout / "codes" / "FedDF-code")

@@ -12,17 +12,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from benchmarks.agreement.drivers.heterofl import RATES, trained
+from benchmarks.agreement.drivers.heterofl import RATES, classes_of, rounds
 from benchmarks.agreement.problem import (
-    CLASSES,
-    COHORTS,
-    EPOCHS,
     EVERYONE,
     Iterates,
     Problem,
@@ -30,19 +26,12 @@ from benchmarks.agreement.problem import (
     first_network,
     import_in_float64,
     main,
-    tensors,
-    vector,
 )
 
 
 def run(problem: Problem, kind: Any, masked: bool) -> Iterates:
     """The server's model after each round."""
-    known = []
-    for targets in problem.targets:
-        labels = np.arange(CLASSES)
-        if masked:
-            labels = np.unique(targets)
-        known.append(torch.from_numpy(labels))
+    known = classes_of(problem, masked)
     layers = first_network(problem.start)  # by the names that they tell convolutions and heads by
     model = nn.Sequential(OrderedDict(zip(("conv1", "tanh", "linear"), layers, strict=True)))
     settings = {
@@ -52,19 +41,7 @@ def run(problem: Problem, kind: Any, masked: bool) -> Iterates:
         "weighting": "avg",
     }
     server = kind(model, [RATES[i % 2] for i in EVERYONE], {"label_split": known}, settings)
-    rows = []
-    for now, cohort in enumerate(COHORTS):
-        parts, places = server.distribute(list(cohort))
-        sent = []
-        for i, part in zip(cohort, parts, strict=True):
-            lacks = torch.ones(CLASSES, dtype=torch.bool)
-            lacks[known[i]] = False
-            epochs = [problem.batches("train", now, i, epoch) for epoch in range(EPOCHS)]
-            batches = [tensors(*batch) for epoch in epochs for batch in epoch]
-            sent.append(trained(part, batches, lacks))
-        server.step(sent, places, list(cohort))
-        rows.append(vector(server.global_parameters.values()))
-    return {"w": np.stack(rows)}
+    return rounds(problem, server, server.step, known)
 
 
 def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:

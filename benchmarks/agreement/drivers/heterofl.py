@@ -52,14 +52,26 @@ def trained(part: dict[str, Tensor], batches: list[Any], absent: Tensor) -> dict
     return OrderedDict(zip(part, values, strict=True))
 
 
-def run(problem: Problem, federation: Any, masked: bool) -> Iterates:
-    """The server's model after each round."""
+def classes_of(problem: Problem, masked: bool) -> list[Tensor]:
+    """The classes that each client trains: its own, or all of them without masks."""
     known = []
     for targets in problem.targets:
-        labels = np.unique(targets) if masked else np.arange(CLASSES)
+        labels = np.arange(CLASSES)
+        if masked:
+            labels = np.unique(targets)
         known.append(torch.from_numpy(labels))
-    model = OrderedDict(first_network(problem.start).state_dict())
-    server = federation(model, [RATES[i % 2] for i in EVERYONE], known)
+    return known
+
+
+def rounds(problem: Problem, server: Any, combine: Any, known: list[Tensor]) -> Iterates:
+    """The server's model after each round.
+
+    Args:
+        problem: The problem.
+        server: It has `distribute`, which hands out parts, and `global_parameters`.
+        combine: The server's function that takes what clients have trained.
+        known: The classes that each client trains.
+    """
     rows = []
     for now, cohort in enumerate(COHORTS):
         parts, places = server.distribute(list(cohort))
@@ -70,9 +82,17 @@ def run(problem: Problem, federation: Any, masked: bool) -> Iterates:
             epochs = [problem.batches("train", now, i, epoch) for epoch in range(EPOCHS)]
             batches = [tensors(*batch) for epoch in epochs for batch in epoch]
             sent.append(trained(part, batches, absent))
-        server.combine(sent, places, list(cohort))
+        combine(sent, places, list(cohort))
         rows.append(vector(server.global_parameters.values()))
     return {"w": np.stack(rows)}
+
+
+def run(problem: Problem, federation: Any, masked: bool) -> Iterates:
+    """The server's model after each round."""
+    known = classes_of(problem, masked)
+    model = OrderedDict(first_network(problem.start).state_dict())
+    server = federation(model, [RATES[i % 2] for i in EVERYONE], known)
+    return rounds(problem, server, server.combine, known)
 
 
 def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:

@@ -22,11 +22,11 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 layers = nn.Linear({inputs}, {hidden}), nn.ReLU(), nn.Linear({hidden}, {features})
-generator = nn.Sequential(*layers){dtype}.eval()
+generator = nn.Sequential(*layers).to({dtype}).eval()
 generator.load_state_dict(load_file("model.safetensors"))
 
 labels = torch.arange({classes})
-noise = torch.randn({classes}, {noise}{kind})
+noise = torch.randn({classes}, {noise}, dtype={dtype})
 features = generator(torch.cat([noise, one_hot(labels, {classes}).to(noise)], 1))
 ```
 """
@@ -34,8 +34,8 @@ features = generator(torch.cat([noise, one_hot(labels, {classes}).to(noise)], 1)
 
 def save_generator(algorithm: FedGen, folder: Path, onnx: bool) -> Path:
     """Writes the generator of a method, and the lines that load it; returns the folder."""
-    network = algorithm.generator_network()
     make = algorithm.make
+    network = make.network(algorithm.generator)
     inputs = make.noise + make.classes
     make_folder(folder, "export: --out")
     if onnx:
@@ -48,19 +48,13 @@ def save_generator(algorithm: FedGen, folder: Path, onnx: bool) -> Path:
         )
         return folder
     save_network(network, folder / "model.safetensors")
-    dtype = ""
-    kind = ""
-    if algorithm.generator.dtype == torch.float64:
-        dtype = ".double()"
-        kind = ", dtype=torch.float64"
     text = GENERATOR.format(
         inputs=inputs,
         hidden=make.hidden,
         features=make.features,
         classes=make.classes,
         noise=make.noise,
-        dtype=dtype,
-        kind=kind,
+        dtype=algorithm.generator.dtype,
     )
     write(folder / "README.md", text)
     return folder

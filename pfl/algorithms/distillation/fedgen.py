@@ -290,10 +290,6 @@ class FedGen(FederatedAlgorithm):
 
     # ---- the server ----------------------------------------------------------------------------
 
-    def generator_network(self) -> nn.Sequential:
-        """Returns the generator with its newest values; its input is noise, then e_y of a class."""
-        return self.make.network(self.generator)
-
     def begin_round(self, round_index: int) -> None:
         """Draws θ before the first round."""
         if round_index == 0:

@@ -21,3 +21,8 @@ def curves(name, value, *keys):
 def until(line, target):
     """The first round, from 1, whose value is at most the target; infinity if there is none."""
     return next((k for k, value in enumerate(line, 1) if value <= target), np.inf)
+
+
+def with_deviation(values):
+    """The mean and the standard deviation of seeds, as the pages print them."""
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"

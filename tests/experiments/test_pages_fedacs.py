@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import published
-from tests.experiments.pages import RECORD, curves
+from tests.experiments.pages import RECORD, curves, with_deviation
 
 pytestmark = pytest.mark.cli
 
@@ -19,7 +19,7 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     both = [curves("results/fedacs-fashion/runs", column, *keys) for column in columns[:2]]
     scores = {place: [100 * np.array(own[place]) for own in both] for place in both[0]}
     for (run, setting), models in scores.items():
-        cells = [f"{x.mean():.2f} ± {x.std(ddof=1):.2f}".replace("nan ± nan", "–") for x in models]
+        cells = [with_deviation(x).replace("nan ± nan", "–") for x in models]
         assert f"| {run} | {' | '.join(cells)} |" in page, (run, setting)
     scarce = "(b) 50 samples"
     ditto, per = scores["Ditto", scarce], scores["Per-FedAvg", scarce]
@@ -55,7 +55,7 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     lines = curves("results/fedacs-rounds", columns[0], "run", "round")  # three seeds each
     for run in ("LocalTrain", "FedACS"):
         values = [100 * np.array(lines[run, k]) for k in ("20", "60", "100")]
-        cells = [f"{own.mean():.2f} ± {own.std(ddof=1):.2f}" for own in values]
+        cells = [with_deviation(own) for own in values]
         assert f"| {run} | {' | '.join(cells)} |" in page
     first, last = (
         100 * np.subtract(lines["FedACS", k], lines["LocalTrain", k]) for k in ("20", "100")
@@ -72,7 +72,7 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     counts = ("5", "10", "20")
     for run in dict.fromkeys(run for run, *_ in ends):
         seeds = [[ends[run, count, seed] for seed in "012"] for count in counts]
-        cells = [f"{np.mean(own):.2f} ± {np.std(own, ddof=1):.2f}" for own in seeds]
+        cells = [with_deviation(own) for own in seeds]
         assert f"| {run} | {' | '.join(cells)} |" in page
         if run == "LocalTrain":
             alone = np.mean(seeds, axis=1)
@@ -115,7 +115,7 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     for run in {run for run, _ in lines[0]}:
         mine = [[own[run, seed][-1] for seed in "012"] for own in lines]
         scores = 100 * np.array(mine[1] if run == "FedAvg" else mine[0])
-        text = f"{scores.mean():.2f} ± {scores.std(ddof=1):.2f}"
+        text = with_deviation(scores)
         if run == "FedACS, p = 0.75":
             text = f"**{text}**"
         partners = f" {np.mean(mine[2]):.1f}" if run.startswith("FedACS") else ""
@@ -149,7 +149,7 @@ def test_the_numbers_of_cifar_are_those_of_its_data():
     )
     for label, kind, run in rows:
         found = [seeds(kind, run, alpha) for alpha in alphas]
-        cells = [f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" for one in found]
+        cells = [with_deviation(one) for one in found]
         assert f"| {label} | {' | '.join(cells)} |" in page, label
     gains = [
         seeds("personalized", "FedACS", alpha) - seeds("personalized", "LocalTrain", alpha)
@@ -167,25 +167,23 @@ def test_the_numbers_of_two_kinds_of_tests_are_those_of_their_data():
     name = "results/fedacs-table2-fashion"
     keys = ("run", "tests", "alpha", "seed")
     own = curves(name, "test/personalized/accuracy", *keys)
-    own |= {
-        key: line
-        for key, line in curves(name, "test/global/accuracy", *keys).items()
-        if key[0] == "FedAvg"
-    }
+    for key, line in curves(name, "test/global/accuracy", *keys).items():
+        if key[0] == "FedAvg":
+            own[key] = line
 
     def seeds(run, tests, alpha):
         return np.array([100 * own[run, tests, alpha, seed][-1] for seed in "12345"])
 
+    labels = {"FedACS": "FedACS", "LocalTrain": "alone", "APFL": "APFL"}
+    labels["FedAvg"] = "FedAvg, one model"
     ahead = {}
     for tests, word in (
         ("with the client's labels", "its labels"),
         ("on all labels", "all labels"),
     ):
-        labels = {"FedACS": "FedACS", "LocalTrain": "alone", "APFL": "APFL"}
-        labels["FedAvg"] = "FedAvg, one model"
         for run, label in labels.items():
             found = [seeds(run, tests, alpha) for alpha in alphas]
-            cells = [f"{one.mean():.2f} ± {one.std(ddof=1):.2f}" for one in found]
+            cells = [with_deviation(one) for one in found]
             assert f"| {word} | {label} | {' | '.join(cells)} |" in page
         gains = [seeds("FedACS", tests, a) - seeds("LocalTrain", tests, a) for a in alphas]
         assert ", ".join(f"{one.mean():.1f}" for one in gains) in page

@@ -7,7 +7,7 @@ import pytest
 
 from datamodules import FashionMNISTDataModule
 from pfl.experiments import Reproduction
-from tests.experiments.pages import RECORD, curves
+from tests.experiments.pages import RECORD, curves, with_deviation
 
 pytestmark = pytest.mark.cli
 
@@ -50,7 +50,7 @@ def test_the_numbers_of_fedagg_are_those_of_its_data():
             np.testing.assert_allclose(
                 values / 100, whole[run, "linear, non-IID", share, "30"], atol=1e-6
             )
-        cells = [f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" for values in columns]
+        cells = [with_deviation(values) for values in columns]
         assert f"| {run} | {' | '.join(cells)} |" in page
 
 
@@ -69,7 +69,7 @@ def test_the_numbers_of_fedagg_on_fashion_mnist_are_those_of_its_data():
             less = 100 * np.array(scores["FedAvg", setting, "30"])
             ahead[run, setting], difference = own - less, own.mean() - less.mean()
             text = f" {difference:+.2f} ({theirs - base:+.2f})" if run != "FedAvg" else ""
-            cells.append(f"{own.mean():.2f} ± {own.std(ddof=1):.2f} |{text} |")
+            cells.append(f"{with_deviation(own)} |{text} |")
         assert f"| {run} | {' '.join(cells)}" in page
     better = [
         {run for run in printed if ahead[run, s].mean() > ahead["FedAgg", s].mean()}

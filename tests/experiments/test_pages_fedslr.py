@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.experiments.pages import RECORD, curves
+from tests.experiments.pages import RECORD, curves, with_deviation
 
 pytestmark = pytest.mark.cli
 
@@ -114,7 +114,7 @@ def test_the_numbers_of_fedslr_are_those_of_its_data():
         for step in ("2", "10", "50"):
             ends = [100 * scores[penalty, step, seed][-1] for seed in "01"]
             size = np.mean([sizes[penalty, step, seed][-1] for seed in "01"]) / 1e3
-            cells.append(f"{np.mean(ends):.2f} ± {np.std(ends, ddof=1):.2f}; {size:.1f}")
+            cells.append(f"{with_deviation(ends)}; {size:.1f}")
         assert f"| {penalty} | {' | '.join(cells)} |" in page, cells
 
     clients = curves("results/fedslr-clients/clients", "accuracy", "run")
@@ -165,7 +165,7 @@ def test_the_numbers_of_fedslr_on_fashion_mnist_are_those_of_its_data():
             label = labels.get(run, run)
             if run == "FedSLR":
                 label += " (GKR)" if model == "global" else " (mixed)"
-            assert f"| {label} | {own.mean():.2f} ± {own.std(ddof=1):.2f} |" in page
+            assert f"| {label} | {with_deviation(own)} |" in page
 
     def counts(differences):  # as the protocol says
         return abs(differences.mean()) > 1 and abs(np.sign(differences).sum()) == 2

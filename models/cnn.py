@@ -16,13 +16,14 @@ class CNN(Classifier):
     AISTATS 2017: two 5x5 convolutions (32 and 64 channels), each with ReLU and 2x2 max pooling,
     then a linear layer with 512 units and ReLU. The convolutions are padded and keep the size of
     the image, as only then the network has the paper's 1,663,370 parameters for 28x28 images.
-    This is also FedAgg's MNIST-CNN. Other papers' variants are `FedCLUPCNN`, `CIFAR10CNN` and
-    `FEMNISTCNN`.
+    This is also FedAgg's MNIST-CNN; with `padding: 0` it is PFLlib's CNN, of 582,026 parameters for
+    28x28 images. Other papers' variants are `FedCLUPCNN`, `CIFAR10CNN` and `FEMNISTCNN`.
 
     Args:
         kernel_size: The side of the kernels, an odd number.
         channels: The number of channels of each convolution, first to last.
         pools: How many of the convolutions, from the first on, are followed by pooling; null: all.
+        padding: The zeros around the image before each convolution; null: as many as keep its size.
 
     Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].
 
@@ -40,6 +41,7 @@ class CNN(Classifier):
         hidden: int = 512,
         channels: Sequence[int] = (32, 64),
         pools: int | None = None,
+        padding: int | None = None,
     ) -> None:
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"CNN.kernel_size: {kernel_size}; it must be odd and positive")
@@ -48,15 +50,19 @@ class CNN(Classifier):
         pools = len(channels) if pools is None else pools
         if not 0 <= pools <= len(channels):
             raise ValueError(f"CNN.pools: {pools}; it must be 0 to {len(channels)}, or null")
-        # With padding the size changes by pooling only, whatever the kernel size.
-        side = image_size >> pools
-        least = 2**pools
+        padding = kernel_size // 2 if padding is None else padding
+        if padding < 0:
+            raise ValueError(f"CNN.padding: {padding}; it must be 0 or more, or null")
+        side = _side_after(image_size, kernel_size, padding, pools, len(channels))
         if side < 1:
+            least = image_size + 1
+            while _side_after(least, kernel_size, padding, pools, len(channels)) < 1:
+                least += 1
             raise ValueError(f"CNN.image_size: {image_size}; it must be at least {least}")
         body: OrderedDict[str, nn.Module] = OrderedDict()
         inputs = in_channels
         for i, outputs in enumerate(channels, start=1):
-            body[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2)
+            body[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel_size, padding=padding)
             body[f"relu{i}"] = nn.ReLU()
             if i <= pools:
                 body[f"pool{i}"] = nn.MaxPool2d(2)
@@ -65,6 +71,15 @@ class CNN(Classifier):
         body["linear1"] = nn.Linear(inputs * side * side, hidden)
         body[f"relu{len(channels) + 1}"] = nn.ReLU()
         super().__init__(nn.Sequential(body), nn.Linear(hidden, num_classes))
+
+
+def _side_after(side: int, kernel_size: int, padding: int, pools: int, convolutions: int) -> int:
+    """The side of an image after the convolutions, the first `pools` of them with 2x2 pooling."""
+    for i in range(convolutions):
+        side += 2 * padding + 1 - kernel_size
+        if i < pools:
+            side //= 2
+    return side
 
 
 class FedCLUPCNN(CNN):

@@ -17,7 +17,6 @@ from tests.commands import ROOT
 REASONS = {
     "CFL.most_clusters": "who expects more than eight groups of clients, and has the memory",
     "Dirichlet.max_retries": "a small alpha with a min_size; the refusal names it",
-    "FedALA.weight_lr": "the paper's η_W, tuned like a rate",
     "FedAS.alignment_epochs": "runs in which the alignment gets as many epochs as training",
     "FedBABU.finetune_part": "the paper's comparison of the three",
     "FedFomo.exploration_decay": "the paper's ε falls",

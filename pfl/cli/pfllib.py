@@ -354,8 +354,7 @@ def _network(given: Given, channels: int, side: int, notes: list[str]) -> dict[s
         return {"class_path": "MLP", "init_args": {**layers, **classes}}
     images = {"in_channels": channels, **classes}
     if name == "cnn":
-        notes.append("PFLlib's CNN has no padding, and fewer values than `CNN` here.")
-        return {"class_path": "CNN", "init_args": {**images, "image_size": side}}
+        return {"class_path": "CNN", "init_args": {**images, "image_size": side, "padding": 0}}
     if name == "alexnet":
         notes.append("-m alexnet: PFLlib's own network; here it is `AlexNet`, for small images.")
         return {"class_path": "AlexNet", "init_args": images}

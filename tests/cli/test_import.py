@@ -25,7 +25,7 @@ def test_the_command_of_the_documentation():
     assert config["trainer"]["max_epochs"] == 100
     assert config["loop"] == {"clients_per_round": None}
     model = config["model"]["init_args"]
-    network = {"in_channels": 1, "num_classes": 10, "image_size": 28}
+    network = {"in_channels": 1, "num_classes": 10, "image_size": 28, "padding": 0}
     assert config["model"]["class_path"] == "Ditto"
     assert model == {
         "network": {"class_path": "CNN", "init_args": network},
@@ -50,7 +50,7 @@ def test_what_means_something_else_is_said():
     config = yaml.safe_load(text)
     for part in ("101 rounds", "-tau: it is not translated", "-cdr loses the share 0.2", "-tsr"):
         assert [note for note in notes if part in note], part
-    for part in ("seeds: 5", "no padding", "smaller batch", "best test accuracy"):
+    for part in ("seeds: 5", "smaller batch", "best test accuracy"):
         assert [note for note in notes if part in note], part
     assert config["model"]["init_args"]["lr_decay"] == 0.9
     assert config["data"]["init_args"]["num_clients"] == 23

@@ -211,9 +211,30 @@ def test_cnn_has_the_parameters_of_the_paper():
 
 
 @pytest.mark.parametrize(
+    ("channels", "image_size", "values"), [(1, 28, 1024), (3, 32, 1600), (3, 64, 10816)]
+)
+def test_cnn_without_padding_is_that_of_pfllib(channels, image_size, values):
+    """The numbers of values before its linear layer stand in PFLlib's main.py (`dim=`)."""
+    network = CNN(channels, image_size=image_size, padding=0)
+    own = nn.Sequential(
+        nn.Sequential(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(values, 512), nn.ReLU()),
+        nn.Linear(512, 10),
+    )
+    assert [p.shape for p in network.parameters()] == [p.shape for p in own.parameters()]
+    own.load_state_dict(dict(zip(own.state_dict(), network.parameters(), strict=True)))
+    images = torch.rand(2, channels, image_size, image_size)
+    assert torch.equal(network(images), own(images))
+
+
+@pytest.mark.parametrize(
     ("network", "arguments", "message"),
     [
         (CNN, {"image_size": 7, "channels": (4, 4, 4)}, "image_size: 7; it must be at least 8"),
+        (CNN, {"image_size": 15, "padding": 0}, "image_size: 15; it must be at least 16"),
+        (CNN, {"padding": -1}, "padding: -1; it must be 0 or more, or null"),
         (CNN, {"channels": ()}, "channels: (); it must have a number per convolution"),
         (CNN, {"channels": (4, 4), "pools": 3}, "pools: 3; it must be 0 to 2, or null"),
         (CNN, {"kernel_size": 4}, "kernel_size: 4; it must be odd and positive"),

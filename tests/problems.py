@@ -329,8 +329,8 @@ def run(
     """
     datamodule = data.datamodule if isinstance(data, Problem) else data
     parts = datamodule.partition
-    held_out = {"val": parts.val.sizes.any(), "test": parts.test.sizes.any()}
-    evaluated = any(held_out[split] for split in loop_args.get("evaluate", ("val", "test")))
+    scored = {split: arrays.sizes.any() for split, arrays in parts.splits.items()}
+    evaluated = any(scored[split] for split in loop_args.get("evaluate", ("val", "test")))
     settings = dict(precision=precision, limit_val_batches=None if evaluated else 0)
     places = dict(strategy=strategy, accelerator="auto") if strategy else {}
     trainer = quiet(root, rounds, *callbacks, enable_checkpointing=False, **settings, **places)

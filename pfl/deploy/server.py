@@ -357,6 +357,8 @@ def check_run(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
             raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
     if loop.neighbours is not None:
         raise ConfigError("loop.neighbours: it is for simulations; parties take null")
+    if "train" in loop.evaluate:
+        raise ConfigError("loop.evaluate: train; parties tell scores of val and test only")
 
 
 def check_callback(kind: type) -> None:

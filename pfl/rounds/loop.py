@@ -37,7 +37,7 @@ from pfl.scores.metrics import ClientMetrics
 from pfl.scores.neighbours import Neighbours
 from pfl.stages.stage import Stage
 
-Split = Literal["val", "test"]
+Split = Literal["train", "val", "test"]
 
 
 class FederatedLoop(Checked, LightningDataModule):
@@ -83,6 +83,8 @@ class FederatedLoop(Checked, LightningDataModule):
         state_dtype: The dtype in which client states are stored. "float16" (up to 65504) and
             "bfloat16" (2 to 3 digits) halve the memory and round the states. None: the model's.
         evaluate: The splits that are evaluated during `fit`; a split without samples is left out.
+            With "train" in the list `metrics.csv` has the scores on the clients' training samples,
+            such as `train/global/accuracy`, beside the loss of their local steps, `train/loss`.
         finetune: Numbers of local steps after which every client's model is scored in each
             evaluation, such as [0, 1, 5]. Each number starts at the client's best model, and
             nothing of these steps remains (docs/participation.md).
@@ -176,6 +178,11 @@ class FederatedLoop(Checked, LightningDataModule):
                     f"loop.{key}: {value}; loop.sample_privacy does not count what evaluations do "
                     f"with training samples; give null"
                 )
+        if sample_privacy is not None and "train" in evaluate:
+            raise ConfigError(
+                "loop.evaluate: train; loop.sample_privacy does not count what scores tell of "
+                "training samples; give val, test or both"
+            )
         self.neighbours = neighbours
         self.clients_at_once = clients_at_once
         self.state_memory = state_memory
@@ -190,8 +197,8 @@ class FederatedLoop(Checked, LightningDataModule):
         self._store: ClientStore | None = None  # of the run, once it has begun
         holds = state_memory is None or state_memory < 2**63
         require_value("loop.state_memory", state_memory, holds, "below 2**63 (GiB)")
-        unknown = sorted(set(self.evaluate) - {"val", "test"})
-        require_value("loop.evaluate", unknown, not unknown, "val, test or both")
+        unknown = sorted(set(self.evaluate) - {"train", "val", "test"})
+        require_value("loop.evaluate", unknown, not unknown, "some of train, val and test")
 
     # ---- set-up -------------------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ def test_methods_that_use_samples_otherwise_are_refused(fit, kind):
         fit(kind(small_network(), **BATCHES), data, 2, sample_privacy=private())
 
 
-def test_statistics_and_fine_tuning_are_refused(fit):
+def test_statistics_fine_tuning_and_training_scores_are_refused(fit):
     with pytest.raises(ConfigError, match="running statistics mix samples"):
         fit(FedAvg(normalized_network(), **BATCHES), small_world(), 1, sample_privacy=private())
     with pytest.raises(ConfigError, match=r"^loop\.finetune: \[1\]"):
@@ -219,6 +219,14 @@ def test_statistics_and_fine_tuning_are_refused(fit):
             1,
             sample_privacy=private(),
             finetune=[1],
+        )
+    with pytest.raises(ConfigError, match=r"^loop\.evaluate: train; "):
+        fit(
+            FedAvg(small_network(), **BATCHES),
+            small_world(),
+            1,
+            sample_privacy=private(),
+            evaluate=["train"],
         )
 
 

@@ -166,7 +166,7 @@ def train_apart(
     method = make(run["name"], run["settings"], run["normalized"])
     count = small_world().num_clients
     own = {"evaluate": evaluate, "stages": stages(run)}
-    loop = FederatedLoop(RemoteData(count), **own, **run["loop"])  # type: ignore[arg-type]
+    loop = FederatedLoop(RemoteData(count), **own | run["loop"])
     server = Server(Parties(channel, run, count, **parties))
     server.join(trainer, method, loop)
     trainer.fit(method, datamodule=loop, ckpt_path=ckpt_path)

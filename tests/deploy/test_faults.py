@@ -511,3 +511,5 @@ def test_what_needs_samples_is_refused_at_the_server(federation):
     for key, value in {**given, "neighbours": Neighbours()}.items():
         with refused(f"loop.{key}: it is for simulations"):
             federation("FedAvg", **{key: value}).train()
+    with refused("loop.evaluate: train; parties tell scores of val and test only"):
+        federation("FedAvg", evaluate=("train", "test")).train()

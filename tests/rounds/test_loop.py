@@ -266,7 +266,7 @@ def test_a_missing_trace_file_is_refused(tmp_path):
         ({"clients_per_round": float("nan")}, ["loop.clients_per_round", "nan"]),
         ({"sampling": "random"}, ["loop.sampling", "'random'", "uniform, bernoulli, weighted"]),
         ({"clients_at_once": 0}, ["loop.clients_at_once", "0", "at least 1"]),
-        ({"evaluate": ["val", "train"]}, ["loop.evaluate", "train", "val, test"]),
+        ({"evaluate": ["val", "all"]}, ["loop.evaluate", "all", "train, val and test"]),
         ({"state_memory": -0.5}, ["loop.state_memory", "-0.5", "at least 0"]),
         ({"state_dtype": "float64"}, ["loop.state_dtype", "'float64'", "float32 or float16"]),
     ],

@@ -147,12 +147,29 @@ METHODS = {
     ),
     "GPFL": Method("GPFL", {"lamda": "penalty", "mu": "shared_decay"}, differs=True),
     "FedCP": Method("FedCP", {"lamda": "penalty"}, differs=True),
-    "FedDistill": Method("FedDistill", {}),
+    "FedDistill": Method("FedDistill", {"lamda": "penalty"}, differs=True),
+    "FedAS": Method("FedAS", {}),
+    "FedLC": Method("FedLC", {"tau": "calibration"}, differs=True),
+    "FedGen": Method(
+        "FedGen",
+        {
+            "noise_dim": "noise",
+            "hidden_dim": "hidden",
+            "server_epochs": "server_steps",
+            "generator_learning_rate": "server_lr",
+        },
+        differs=True,
+    ),
+    "FedAMP": Method(
+        "FedAMP", {"alphaK": "alpha", "lamda": "penalty", "sigma": "sigma"}, differs=True
+    ),
     "FML": Method("FML", {"alpha": "alpha", "beta": "beta"}, differs=True),
     "FedKD": Method("FedKD", {"T_start": "first_energy", "T_end": "last_energy"}, differs=True),
     "FedAvgDBE": Method("FedDBE", {"kl_weight": "penalty", "momentum": "momentum"}, differs=True),
 }
-METHODS["FedDBE"] = METHODS["FedAvgDBE"]  # as newer versions call it
+# As newer versions call them:
+METHODS["FedDBE"] = METHODS["FedAvgDBE"]
+METHODS["FD"] = METHODS["FedDistill"]
 POSITIVE = {"alpha": "FedDyn", "server_mixture": "pFedMe"}  # PFLlib's default or use allows 0
 DATA = {  # of PFLlib's data sets in small letters: our data module, channels and side of an image
     "mnist": ("MNISTDataModule", 1, 28),
@@ -326,6 +343,21 @@ def _model(given: Given, channels: int, side: int, notes: list[str]) -> dict[str
     if method.name == "APPLE":
         settings["penalized_rounds"] = int(given.L * given.global_rounds)
         used.add("L")
+    if method.name == "FedGen":
+        settings |= {"generated": given.batch_size, "server_batch_size": given.batch_size}
+        if given.localize_feature_extractor:
+            settings["shared"] = "head"
+            notes.append("PFLlib reads any value of -lf as True, also False.")
+        used.add("localize_feature_extractor")
+    if method.name == "FedAMP":
+        settings["alpha_decay"] = 1.0
+        settings["sigma"] = max(given.sigma, given.alphaK * (given.num_clients - 1))
+        notes.append("PFLlib's FedAMP trains every client alone, as -algo Local does.")
+        if settings["sigma"] > given.sigma:
+            notes.append(
+                f"-sg: {given.sigma:g}; sigma is -alk times the number of other clients here, "
+                "as no weight may be negative."
+            )
     if method.name == "FedALA":
         settings["share"] = given.rand_percent / 100
         used.add("rand_percent")

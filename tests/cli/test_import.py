@@ -99,6 +99,24 @@ def test_flags_of_fedfomo_and_apple_are_translated():
     assert "not translated" not in text
 
 
+def test_flags_of_fedgen_fedamp_and_fd_are_translated():
+    text = translate("main.py -algo FedGen -nd 8 -hd 16 -se 7 -glr 0.02 -lbs 20 -lf True")
+    settings = yaml.safe_load(text)["model"]["init_args"]
+    expected = {"noise": 8, "hidden": 16, "server_steps": 7, "server_lr": 0.02, "generated": 20}
+    expected |= {"server_batch_size": 20, "shared": "head"}
+    assert settings | expected == settings
+    assert "-lf as True, also False" in text and "not translated" not in text
+    text = translate("main.py -algo FedAMP -alk 2 -lam 0.5 -nc 20")
+    settings = yaml.safe_load(text)["model"]["init_args"]
+    expected = {"alpha": 2.0, "penalty": 0.5, "sigma": 38.0, "alpha_decay": 1.0}
+    assert settings | expected == settings  # 19 other clients, each with a weight of at most 2/σ
+    assert "trains every client alone" in text and "-sg: 1; sigma is -alk times" in text
+    for name in ("FD", "FedDistill"):
+        text = translate(f"main.py -algo {name} -lam 0.6")
+        assert yaml.safe_load(text)["model"]["init_args"]["penalty"] == 0.6
+        assert "computes something else than FedDistill" in text
+
+
 def test_all_flags_of_methods_are_flags():
     names = {flag.long for flag in FLAGS}
     used = {flag for method in METHODS.values() for flag in method.arguments}

@@ -103,17 +103,68 @@ FLAGS = OF_EVERY_METHOD + OF_SOME_METHODS
 
 
 class Method(NamedTuple):
-    """A method of PFLlib: our class, and the argument that each of its flags (long) is here."""
+    """A method of PFLlib.
+
+    Attributes:
+        name: Our class.
+        arguments: The argument that each of its flags (long) is here.
+        differs: Whether PFLlib computes something else.
+        others: Returns further arguments, and adds to the notes.
+        flags: The flags (long) that `others` reads, or on which it has a note.
+    """
 
     name: str
     arguments: dict[str, str]
     differs: bool = False
+    others: Callable[[Given, list[str]], dict[str, Any]] = lambda given, notes: {}
+    flags: tuple[str, ...] = ()
+
+
+def _first_order(given: Given, notes: list[str]) -> dict[str, Any]:
+    return {"alpha": given.local_learning_rate, "variant": "FO"}
+
+
+def _own_head(given: Given, notes: list[str]) -> dict[str, Any]:
+    return {"head_epochs": 1, "head_lr": given.local_learning_rate}
+
+
+def _penalized_rounds(given: Given, notes: list[str]) -> dict[str, Any]:
+    return {"penalized_rounds": int(given.L * given.global_rounds)}
+
+
+def _batches_of_features(given: Given, notes: list[str]) -> dict[str, Any]:
+    settings = {"generated": given.batch_size, "server_batch_size": given.batch_size}
+    if not given.localize_feature_extractor:
+        return settings
+    notes.append("PFLlib reads any value of -lf as True, also False.")
+    return settings | {"shared": "head"}
+
+
+def _positive_weights(given: Given, notes: list[str]) -> dict[str, Any]:
+    notes.append("PFLlib's FedAMP trains every client alone, as -algo Local does.")
+    least = given.alphaK * (given.num_clients - 1)
+    if given.sigma < least:
+        notes.append(
+            f"-sg: {given.sigma:g}; sigma is -alk times the number of other clients here, as no "
+            "weight may be negative."
+        )
+    return {"alpha_decay": 1.0, "sigma": max(given.sigma, least)}
+
+
+def _judged_on_training(given: Given, notes: list[str]) -> dict[str, Any]:
+    notes.append("PFLlib's FedFomo holds out a fifth of the training samples to judge models.")
+    return {"judged_on": "training"}
+
+
+def _mixed_head(given: Given, notes: list[str]) -> dict[str, Any]:
+    notes.append("-p counts layers of PFLlib's network; here the head is mixed (`adaptive`).")
+    return {"share": given.rand_percent / 100}
 
 
 METHODS = {
     "FedAvg": Method("FedAvg", {}),
     "Local": Method("LocalTrain", {}),
-    "PerAvg": Method("PerFedAvg", {}, differs=True),
+    "PerAvg": Method("PerFedAvg", {}, differs=True, others=_first_order),
     "FedProx": Method("FedProx", {"mu": "proximal_weight"}),
     "Ditto": Method("Ditto", {"mu": "penalty", "plocal_epochs": "personal_epochs"}),
     "pFedMe": Method(
@@ -136,14 +187,24 @@ METHODS = {
     "MOON": Method("MOON", {"mu": "contrast", "tau": "temperature"}),
     "FedBABU": Method("FedBABU", {"fine_tuning_epochs": "finetune_epochs"}, differs=True),
     "SCAFFOLD": Method("SCAFFOLD", {"server_learning_rate": "server_lr"}),
-    "FedALA": Method("FedALA", {"eta": "weight_lr"}, differs=True),
-    "FedPAC": Method("FedPAC", {"lamda": "penalty"}),
+    "FedALA": Method(
+        "FedALA",
+        {"eta": "weight_lr"},
+        differs=True,
+        others=_mixed_head,
+        flags=("rand_percent", "layer_idx"),
+    ),
+    "FedPAC": Method("FedPAC", {"lamda": "penalty"}, others=_own_head),
     "LG-FedAvg": Method("LGFedAvg", {}),
     "FedNTD": Method("FedNTD", {"beta": "distillation", "tau": "temperature"}, differs=True),
     "FedGH": Method("FedGH", {"server_learning_rate": "server_lr"}, differs=True),
-    "FedFomo": Method("FedFomo", {"M": "models"}, differs=True),
+    "FedFomo": Method("FedFomo", {"M": "models"}, differs=True, others=_judged_on_training),
     "APPLE": Method(
-        "APPLE", {"dr_learning_rate": "relationship_lr", "mu": "penalty"}, differs=True
+        "APPLE",
+        {"dr_learning_rate": "relationship_lr", "mu": "penalty"},
+        differs=True,
+        others=_penalized_rounds,
+        flags=("L",),
     ),
     "GPFL": Method("GPFL", {"lamda": "penalty", "mu": "shared_decay"}, differs=True),
     "FedCP": Method("FedCP", {"lamda": "penalty"}, differs=True),
@@ -159,9 +220,15 @@ METHODS = {
             "generator_learning_rate": "server_lr",
         },
         differs=True,
+        others=_batches_of_features,
+        flags=("localize_feature_extractor",),
     ),
     "FedAMP": Method(
-        "FedAMP", {"alphaK": "alpha", "lamda": "penalty", "sigma": "sigma"}, differs=True
+        "FedAMP",
+        {"alphaK": "alpha", "lamda": "penalty"},
+        differs=True,
+        others=_positive_weights,
+        flags=("sigma",),
     ),
     "FML": Method("FML", {"alpha": "alpha", "beta": "beta"}, differs=True),
     "FedKD": Method("FedKD", {"T_start": "first_energy", "T_end": "last_energy"}, differs=True),
@@ -335,34 +402,8 @@ def _model(given: Given, channels: int, side: int, notes: list[str]) -> dict[str
         settings[argument] = value
         if value == 0:
             notes.append(f"{_flag(flag)} is 0 unless it is given, and so is {argument} then.")
-    if method.name == "PerFedAvg":
-        settings |= {"alpha": given.local_learning_rate, "variant": "FO"}
-    if method.name == "FedPAC":
-        settings |= {"head_epochs": 1, "head_lr": given.local_learning_rate}
-    used = {*method.arguments}
-    if method.name == "APPLE":
-        settings["penalized_rounds"] = int(given.L * given.global_rounds)
-        used.add("L")
-    if method.name == "FedGen":
-        settings |= {"generated": given.batch_size, "server_batch_size": given.batch_size}
-        if given.localize_feature_extractor:
-            settings["shared"] = "head"
-            notes.append("PFLlib reads any value of -lf as True, also False.")
-        used.add("localize_feature_extractor")
-    if method.name == "FedAMP":
-        settings["alpha_decay"] = 1.0
-        settings["sigma"] = max(given.sigma, given.alphaK * (given.num_clients - 1))
-        notes.append("PFLlib's FedAMP trains every client alone, as -algo Local does.")
-        if settings["sigma"] > given.sigma:
-            notes.append(
-                f"-sg: {given.sigma:g}; sigma is -alk times the number of other clients here, "
-                "as no weight may be negative."
-            )
-    if method.name == "FedALA":
-        settings["share"] = given.rand_percent / 100
-        used.add("rand_percent")
-        notes.append("-p counts layers of PFLlib's network; here the head is mixed (`adaptive`).")
-        used.add("layer_idx")
+    settings |= method.others(given, notes)
+    used = {*method.arguments, *method.flags}
     for other in OF_SOME_METHODS:
         if other.long in given.given and other.long not in used:
             notes.append(f"-{other.short}: it is not translated for {given.algorithm}; left out.")

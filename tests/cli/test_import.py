@@ -12,6 +12,7 @@ from torch import nn
 import pfl.algorithms
 import pfl.datamodules
 import pfl.models
+from datamodules import DigitsDataModule, SplitOwn
 from pfl.cli.pfllib import DATA, FLAGS, METHODS, NETWORKS, OF_SOME_METHODS, read_dataset, translate
 from tests.commands import QUICKSTART, call, table
 
@@ -75,6 +76,21 @@ def test_every_method_takes_its_arguments(name, flags):
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2))
     method = getattr(pfl.algorithms, model["class_path"])
     assert method(**{**model["init_args"], "network": network}).lr == 0.005
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_with_its_arguments(name, tmp_path):
+    settings = yaml.safe_load(translate(f"main.py -algo {name} -gr 1 -nc 3 -se 2"))
+    model = settings["model"]
+    kind = getattr(pfl.algorithms, model["class_path"])
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    method = kind(**{**model["init_args"], "network": network})
+    data = DigitsDataModule(3, protocol=SplitOwn(test=0.25, validation=0.0))
+    trainer = pfl.Trainer(
+        default_root_dir=tmp_path, max_epochs=1, accelerator="cpu", enable_progress_bar=False
+    )
+    trainer.fit(method, datamodule=pfl.FederatedLoop(data, **settings["loop"]))
+    assert trainer.recorder.rows[-1]["train/samples"] > 0
 
 
 @pytest.mark.slow

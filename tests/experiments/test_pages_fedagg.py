@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import published
 from datamodules import FashionMNISTDataModule
 from pfl.experiments import Reproduction
 from tests.experiments.pages import RECORD, curves, with_deviation
@@ -131,3 +132,44 @@ def test_the_numbers_of_fedagg_on_letters_are_those_of_its_data():
     assert f"FedAvg is {others[0]} and FedAdam {others[1]} below" in page
     gain = 100 * (scores["FedAgg", "IID"][-1] - scores["FedAvg", "IID"][-1])
     assert f"IID {gain:.2f} points ahead" in page
+
+
+def test_the_numbers_of_fedagg_on_cifar_are_those_of_its_data():
+    page = (RECORD / "fedagg.md").read_text()
+    scores = curves("results/fedagg-cifar", "test/global/accuracy", "run")
+    rounds = curves("results/fedagg-cifar", "round", "run")
+    percent = {run: 100 * np.array(line) for (run,), line in scores.items()}
+    assert (
+        f"FedAvg {percent['FedAvg'][-1]:.2f} (66.27), FedAdam\n{percent['FedAdam'][-1]:.2f}" in page
+    )
+    assert np.isnan(percent["FedAgg"][-1]) and rounds["FedAgg",][-1] == 30
+    where = rounds["FedAvg",].index(30)
+    assert (
+        f"diverged in round 30 (67.20), where FedAvg was at {percent['FedAvg'][where]:.2f}." in page
+    )
+    assert f"FedAvg is {66.27 - percent['FedAvg'][-1]:.1f} below" in page
+    behind = percent["FedAvg"][where - 1] - percent["FedAgg"][-2]
+    assert rounds["FedAgg",][-2] == 25
+    assert f"After 25 rounds, its last evaluation, {behind:.1f} points behind." in page
+
+
+def test_one_client_ends_the_runs_of_fedagg_that_diverge():
+    page = (RECORD / "fedagg.md").read_text()
+    noted = {}
+    for row in published.rows("results/fedagg-diverged/rates"):
+        where = (row["file"], int(row["round"]), int(row["epoch"]))
+        noted.setdefault(where, []).append((float(row["gradient"]), float(row["rate"])))
+    lines = {
+        ("results/fedagg-letters", 8, 2): ("letters, Dirichlet 0.6, round 8", "{:.1e}"),
+        ("results/fedagg-cifar", 30, 2): ("CIFAR-10, IID, round 30", "not finite"),
+    }
+    for where, (name, words) in lines.items():
+        rates = [rate for _, rate in noted[where]]
+        *others, last = sorted(noted[where], key=lambda one: (np.isnan(one[0]), one[0]))
+        cells = [f"{min(rates):.3f} to {max(rates):.3f}", f"{last[1]:.3f}", words.format(last[0])]
+        line = " | ".join([name, *cells, f"{max(gradient for gradient, _ in others):.0f}"])
+        assert f"| {line} |" in page
+        assert len(rates) == 20
+    before = [rate for _, rate in noted["results/fedagg-cifar", 29, 2]]
+    before += [rate for _, rate in noted["results/fedagg-cifar", 29, 1]]
+    assert f"CIFAR-10's rates were at most {max(before):.3f}." in page

@@ -56,11 +56,15 @@ class Accountant:
     uses: np.ndarray | None = None
     every: int = 1
 
-    def epsilon(self, rounds: int) -> float:
-        """Returns ε after some rounds; infinity without noise."""
+    def times(self, rounds: int) -> int:
+        """Returns how often one round's Gaussian counts after some rounds."""
         if self.uses is not None and rounds:
             rounds = int(self.uses[rounds - 1])
-        rounds = -(-rounds // self.every)
+        return -(-rounds // self.every)
+
+    def epsilon(self, rounds: int) -> float:
+        """Returns ε after some rounds; infinity without noise."""
+        rounds = self.times(rounds)
         if rounds == 0:
             return 0.0
         if self.noise_multiplier == 0:

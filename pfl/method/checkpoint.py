@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from pfl.aggregation.accountant import Accountant
 from pfl.clients.memory_tiers import SMALLEST, mapped
 from pfl.clients.store import ClientStore
 from pfl.communication import Ledger
@@ -20,6 +21,9 @@ from pfl.errors import ConfigError
 from pfl.method.hooks import Method
 from pfl.randomness import Secret
 from pfl.rounds.checkpoint_io import KEY_FILE, SECRET, Malformed, check_parts
+
+NOISE = "noise"  # what the ε of clients follows from, in a checkpoint
+SAMPLE_NOISE = "sample noise"  # what the ε of samples follows from
 
 
 def save(module: Method, ledger: Ledger) -> dict[str, Any]:
@@ -34,9 +38,16 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
         ledger: Every client's bytes, over all processes.
     """
     private = module.run.private
+    sample_privacy = module.run.loop.sample_privacy
     saved = {**_identity(module), **_fixed_settings(module)}
     if private is not None:
         saved["clip"] = private.clip
+        saved[NOISE] = _noise_of(private.accountant, module.progress.rounds)
+    if sample_privacy is not None:
+        saved[SAMPLE_NOISE] = {
+            "noise_multiplier": float(sample_privacy.noise_multiplier),
+            "batch_size": module.batch_size,
+        }
     if module.body_digest is not None:
         saved["body"] = module.body_digest
     if module.oracle.chosen is not None:
@@ -95,7 +106,60 @@ def check(module: Method, checkpoint: dict[str, Any]) -> None:
         own |= {"loops": loops, "callbacks": {}, "optimizer_states": [{}]}
     check_parts(checkpoint, own, "checkpoint")
     if fits:
+        _check_noise(module, saved)
         _try_step(module, checkpoint["optimizer_states"][0])
+
+
+def _noise_of(accountant: Accountant, rounds: int) -> dict[str, Any]:
+    """Returns what ε after some rounds follows from, but for δ, as plain values."""
+    return {
+        "noise_multiplier": float(accountant.noise_multiplier),
+        "sampling": accountant.sampling,
+        "cohort": accountant.cohort,
+        "population": accountant.population,
+        "times": accountant.times(rounds),
+    }
+
+
+def _check_noise(module: Method, saved: dict[str, Any]) -> None:
+    """Refuses settings with which the ε of a private run would not count what was revealed so far.
+
+    ε counts all rounds alike, with the present settings. Checkpoints from before this was checked
+    do not have what is compared.
+
+    Raises:
+        ConfigError: The rounds of the checkpoint have revealed more than they would count for.
+    """
+    private = module.run.private
+    if private is not None and NOISE in saved and not private.privacy.reproducible:
+        check_parts(saved[NOISE], _noise_of(private.accountant, 0), f"federated.{NOISE}")
+        counted = dict(saved[NOISE])
+        times = counted.pop("times")
+        before = Accountant(delta=private.accountant.delta, **counted)
+        revealed = before.epsilon(times)
+        known = private.accountant.epsilon(saved["rounds"])
+        if revealed > known * (1 + 1e-9):
+            raise ConfigError(
+                f"ckpt_path: the checkpoint's {saved['rounds']} rounds had the noise multiplier "
+                f"{before.noise_multiplier!r} and {before.cohort} of {before.population} clients "
+                f"each, and have revealed epsilon {revealed:.4g}; with this run's "
+                f"{private.noise_multiplier:.4g} and {private.cohort} they would count as "
+                f"{known:.4g}; give the noise_multiplier and the cohorts of then"
+            )
+    privacy = module.run.loop.sample_privacy
+    if privacy is not None and SAMPLE_NOISE in saved and not privacy.reproducible:
+        parts = {"noise_multiplier": 0.0, "batch_size": None}
+        check_parts(saved[SAMPLE_NOISE], parts, f"federated.{SAMPLE_NOISE}")
+        z = saved[SAMPLE_NOISE]["noise_multiplier"]
+        size = saved[SAMPLE_NOISE]["batch_size"]
+        fewer = module.batch_size is not None and (size is None or module.batch_size < size)
+        if privacy.noise_multiplier > z or fewer:
+            raise ConfigError(
+                f"ckpt_path: the checkpoint's gradients had loop.sample_privacy.noise_multiplier: "
+                f"{z!r} and model.batch_size: {size}; with this run's {privacy.noise_multiplier} "
+                f"and {module.batch_size} epsilon would count less than they have revealed; give "
+                f"those of then"
+            )
 
 
 def check_body(module: Method, saved: dict[str, Any] | None) -> None:
@@ -140,7 +204,7 @@ def restore_run(module: Method, saved: dict[str, Any], rank: int, world: int) ->
     """
     module.progress.load_state_dict(saved)
     private = module.run.private
-    if private is not None:
+    if private is not None and private.privacy.adaptive is not None:
         private.clip = saved["clip"]
     restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes

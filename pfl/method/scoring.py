@@ -118,7 +118,8 @@ class Evaluation:
             row["parameters/global"] = self._global_numbers
         if any(kind == "personalized" for _, kind in self._metrics):
             total, models = np.sum(gather(self.numbers), axis=0)
-            row["parameters/personalized"] = float(total / models)
+            if models:  # parties may tell none
+                row["parameters/personalized"] = float(total / models)
         return row
 
     def _metric(self, split: str, kind: str) -> ClientScores:

@@ -104,7 +104,8 @@ class WeightedMean(Mean):
         if total[self.weighting] == 0:
             return None
         for name, values in arrived.sums.items():
-            values.div_(total[self._weightings[name]])
+            # Without samples all weights are 0, and so is the sum.
+            values.div_(max(total[self._weightings[name]], 1.0))
         return arrived.sums
 
 

@@ -133,7 +133,7 @@ class RuledMean(_OverMeans):
         shares = {}
         for name in arrived.rows:
             weights = client_weights(self._weightings[name], arrived.sizes).double()
-            shares[name] = weights / weights.sum()
+            shares[name] = weights / weights.sum().clamp_min(1)
         attacking = torch.from_numpy(self._attacking(self._round, arrived.ids))
         means = self._robust.combine(arrived.rows, self._found, shares, attacking)
         metrics["not_finite"] = self._robust.not_finite

@@ -27,6 +27,7 @@ from tests.algorithms.methods import (
     small_world,
 )
 from tests.problems import owned, quiet
+from tests.refusal import refused
 
 # The server of these reads the messages of single clients or their products, or has the samples.
 REFUSED = {
@@ -366,6 +367,41 @@ def test_chunks_and_a_resumed_run_give_the_same(fit, tmp_path, chunk):
     torch.testing.assert_close(resumed.global_model, whole.global_model, rtol=0, atol=1e-14)
     assert resumed.run.private.clip == pytest.approx(whole.run.private.clip, rel=1e-14)
     assert resumed.row["privacy/epsilon"] == whole.row["privacy/epsilon"] == math.inf
+
+
+def continued(root, rounds, path=None, **privacy):
+    """A private run, perhaps from a checkpoint, and the path of its own."""
+    loop = FederatedLoop(small_world(), evaluate=(), privacy=Privacy(**privacy))
+    method = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+    trainer = quiet(root, rounds, limit_val_batches=0, enable_checkpointing=True)
+    trainer.fit(method, datamodule=loop, ckpt_path=path)
+    return method, str(trainer.run_dir / "checkpoints" / "last.ckpt")
+
+
+def test_more_rounds_do_not_thin_out_what_earlier_ones_have_revealed(tmp_path):
+    """A budget for two rounds needs less noise than one for four, of which two are over."""
+    budget = dict(clip=0.1, epsilon=5.0, delta=1e-5)
+    first, path = continued(tmp_path / "first", 2, **budget)
+    z = Accountant(0.0, 1e-5, "all", 4, 4).calibrate(5.0, 2).noise_multiplier
+    assert first.row["privacy/epsilon"] == pytest.approx(5.0, rel=1e-3)
+    with refused("ckpt_path: ", f" the noise multiplier {z!r} and 4 of 4 clients each"):
+        continued(tmp_path / "more", 4, path, **budget)
+    rest, _ = continued(tmp_path / "rest", 4, path, clip=0.1, noise_multiplier=z, delta=1e-5)
+    expected = Accountant(z, 1e-5, "all", 4, 4).epsilon(4)
+    assert rest.row["privacy/epsilon"] == pytest.approx(expected, rel=1e-12) and expected > 5.0
+
+
+def test_a_run_goes_on_with_another_clip_and_with_less_noise(tmp_path):
+    """Without noise each of four clients moves the mean by a quarter of the clip. Less noise than
+    the rounds so far have had is counted for all of them, which is a bound."""
+    first, path = continued(tmp_path / "first", 1, clip=1e-3, noise_multiplier=0.0)
+    start = first.global_model.clone()
+    rest, _ = continued(tmp_path / "rest", 2, path, clip=1e-4, noise_multiplier=0.0)
+    assert 0 < float((rest.global_model - start).norm()) <= 1e-4 * (1 + 1e-9)
+    _, path = continued(tmp_path / "noisy", 1, clip=1e-3, noise_multiplier=4.0, delta=1e-5)
+    rest, _ = continued(tmp_path / "less", 2, path, clip=1e-3, noise_multiplier=2.0, delta=1e-5)
+    expected = Accountant(2.0, 1e-5, "all", 4, 4).epsilon(2)
+    assert rest.row["privacy/epsilon"] == pytest.approx(expected, rel=1e-12)
 
 
 # ---- ε ------------------------------------------------------------------------------------------

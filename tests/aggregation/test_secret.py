@@ -145,3 +145,26 @@ def test_all_processes_have_the_key_of_the_first(monkeypatch):
     set_up.share_secret(loop)
     assert loop.secret.key == ONE.key != own
     assert loop.participation.draws is loop.secret
+
+
+@pytest.mark.filterwarnings("ignore:From round 2 on the run has other settings")
+@pytest.mark.parametrize(
+    ("noise_multiplier", "batch_size", "holds"),
+    [(1.0, 2, True), (0.5, 3, True), (2.0, 2, False), (1.0, 1, False)],
+)
+def test_gradients_of_a_checkpoint_are_counted_with_their_own_noise(
+    tmp_path, noise_multiplier, batch_size, holds
+):
+    """With more noise, or smaller mini-batches, the gradients so far would count for less."""
+    trained(tmp_path, 1, checkpoints=True, sample_privacy=SamplePrivacy(**NOISE))
+    (path,) = tmp_path.glob("**/last.ckpt")
+    privacy = SamplePrivacy(clip=0.5, noise_multiplier=noise_multiplier)
+    loop = FederatedLoop(small_world(), evaluate=(), seed=3, sample_privacy=privacy)
+    again = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES | {"batch_size": batch_size})
+    trainer = quiet(tmp_path / "rest", 2, enable_checkpointing=True, limit_val_batches=0)
+    if holds:
+        trainer.fit(again, datamodule=loop, ckpt_path=str(path))
+        assert again.rounds == 2
+        return
+    with pytest.raises(ConfigError, match=r"^ckpt_path: .*noise_multiplier: 1\.0 and .*: 2; "):
+        trainer.fit(again, datamodule=loop, ckpt_path=str(path))

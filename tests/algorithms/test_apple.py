@@ -62,6 +62,18 @@ def test_mini_batches(watch, problem, engine):
     np.testing.assert_allclose(change, p - P0, rtol=0, atol=1e-12)
 
 
+def test_clients_have_rates_of_their_own(watch, problem):
+    """c_i moves by -η r_i p_ii g_i with the factor r_i of the client; p_i has the rate of all."""
+    method = APPLE(problem.network(START), penalty=0.0, lr=0.1, batch_size=None, loss=LOSS)
+    watch(method, problem, 1, trace=[ALL], by_client={"1": {"rate": 0.5}, "3": {"rate": 2.0}})
+    cores = method.client_rows("core", np.arange(4)).numpy()
+    change = method.client_rows("change", np.arange(4)).numpy()
+    for i, rate in enumerate([1.0, 0.5, 1.0, 2.0]):
+        g = problem.gradient(i, START)
+        np.testing.assert_allclose(cores[i], START - 0.1 * rate * P0[i] * g, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(change[i], -0.001 * (g @ START), rtol=0, atol=1e-13)
+
+
 def test_with_fixed_relationships_the_common_mixture_follows_all_gradients(watch, problem):
     """With p_i = p_0 all clients mix alike, so that after a round of one step by everyone
     sum_j p_0,j c_j has moved by -η sum_j p_0,j^2 g_j."""

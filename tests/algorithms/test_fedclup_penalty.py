@@ -1,5 +1,6 @@
 """How FedCLUP chooses λ, and changes it: Corollary 1, the plateau rule, the released rule."""
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -353,6 +354,27 @@ def test_a_resumed_run_has_the_same_penalties(tmp_path, schedule, done):
         np.testing.assert_array_equal(rest[name], whole[name][done:], err_msg=name)
     assert torch.equal(actual.lam, expected.lam) and float(actual.lam) != pytest.approx(0.1)
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "straight")
+
+
+def test_a_resumed_run_takes_a_new_penalty(tmp_path):
+    """w_i <- w_i - η (w_i - A_i + λ (w_i - w)) with λ = 0.5 in round 1 and 2 in round 2."""
+    problem = scalar_problem([1.0, 3.0])
+    given = dict(lr=0.1, batch_size=None, local_steps=1, loss=HalfSquaredError())
+    w_i = np.full(2, 5.0)
+    w = 5.0
+    last = None
+    for rounds, penalty in ((1, 0.5), (2, 2.0)):
+        algorithm = FedCLUP(problem.network(5.0), penalty=penalty, **given)
+        trainer = quiet(tmp_path, rounds, RoundCheckpoint(every_seconds=0), limit_val_batches=0)
+        loop = FederatedLoop(problem.datamodule, evaluate=())
+        with nullcontext() if last is None else pytest.warns(match="penalty was 0.5 and is 2.0"):
+            trainer.fit(algorithm, datamodule=loop, ckpt_path=last)
+        last = trainer.run_dir / "checkpoints" / "last.ckpt"
+        w_i = w_i - 0.1 * (w_i - [1.0, 3.0] + penalty * (w_i - w))
+        w = w_i.mean()
+    assert float(algorithm.global_model) == pytest.approx(w, abs=1e-12)
+    own = algorithm.client_rows("w", np.arange(2))[:, 0]
+    np.testing.assert_allclose(own, w_i, rtol=0, atol=1e-12)
 
 
 def test_a_run_that_ends_between_two_evaluations_continues_as_one_run(tmp_path):

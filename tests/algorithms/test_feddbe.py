@@ -1,6 +1,7 @@
 """FedDBE against plain PyTorch, its limit, and refusals."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -95,8 +96,10 @@ def test_the_ledger_books_the_mean_once_it_is_known(watch):
     assert np.array_equal(history["down"][-1], 8 * np.array(down))
 
 
-def test_clients_without_samples_give_no_mean(watch):
-    history = watch(FedDBE(network(), **LOCAL), world(5), 2, trace=[[4], [0, 4]])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_clients_without_samples_give_no_mean(watch, weighting):
+    method = FedDBE(network(), weighting=weighting, **LOCAL)
+    history = watch(method, world(5), 2, trace=[[4], [0, 4]])
     assert not history["mean"][0].any()
     assert history["mean"][1][0] == 1
     assert not history["memory"][1].any()

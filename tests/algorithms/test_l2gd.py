@@ -227,8 +227,12 @@ def test_client_sampling_is_refused(fit, problem):
         fit(L2GD(problem.network(), **COINS), problem, 1, clients_per_round=2)
 
 
-def test_the_cost_is_that_of_a_mini_batch(problem):
-    """All clients take the same number of steps, each on up to 4 samples."""
-    algorithm = L2GD(problem.network(), batch_size=4)
-    assert algorithm.cost(np.array(SIZES)).tolist() == [4, 2, 4, 3]
-    assert L2GD(problem.network(), batch_size=None).cost(np.array(SIZES)).tolist() == list(SIZES)
+def test_the_cost_is_that_of_the_mean_number_of_steps(fit, problem):
+    """All clients take the same number, 5 on average where p = 0.2, each on up to 4 samples."""
+    algorithm = L2GD(problem.network(), batch_size=4, averaging_probability=0.2)
+    np.testing.assert_allclose(algorithm.cost(np.array(SIZES)), [20, 10, 20, 15], rtol=1e-15)
+    fit(algorithm, problem, 1)
+    steps = np.mean([algorithm.runs(number)[0] for number in range(2000)])
+    assert steps == pytest.approx(5, abs=4 * (20 / 2000) ** 0.5)  # the variance is (1 - p) / p^2
+    full = L2GD(problem.network(), batch_size=None, averaging_probability=0.5)
+    assert full.cost(np.array(SIZES)).tolist() == [2 * n for n in SIZES]

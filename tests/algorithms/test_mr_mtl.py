@@ -5,8 +5,9 @@ import torch
 
 from models import HalfSquaredError
 from pfl.algorithms import MRMTL, FedCLUP, LocalTrain
+from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.methods import BATCHES, small_network, small_world
-from tests.problems import least_squares
+from tests.problems import least_squares, scalar_problem
 
 
 def test_iterates_equal_numpy(watch):
@@ -41,3 +42,18 @@ def test_without_a_penalty_every_client_is_alone(fit):
     fit(free, small_world(), 3)
     rows = [method.client_rows("w", np.arange(4)) for method in (alone, free)]
     assert torch.equal(*rows)
+
+
+def test_a_client_without_samples_has_no_say(watch):
+    """Its f_i is 0, so that w_i = w minimizes its part: the common beginning does not pull. On
+    (w_i - A_i)^2 / 2 the solution is w = mean A_i, w_i = (A_i + λ w) / (1 + λ) of the others."""
+    problem = scalar_problem([-1.0, 2.0, 5.0])
+    data = reference.with_an_idle_client(problem)
+    method = MRMTL(
+        problem.network(9.0), penalty=1.5, lr=0.25, local_steps=3, batch_size=None,
+        loss=HalfSquaredError(),
+    )  # fmt: skip
+    models = watch(method, data, 60)
+    own = [(a + 1.5 * 2.0) / 2.5 for a in (-1.0, 2.0, 5.0)]
+    np.testing.assert_allclose(models["w"][-1], [2.0], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(models["w_i"][-1][:, 0], [*own, 2.0], rtol=0, atol=1e-5)

@@ -59,6 +59,17 @@ def test_a_greedy_server_gets_what_the_policy_has(greedy):
         assert answer(parties, 1, requests["train"], task=task) == line
 
 
+def test_a_run_whose_parties_tell_no_scores_ends_well(federation):
+    """The method has personalized models, of which nobody tells a size."""
+    run = federation("Ditto")
+    for worker in run.channel.workers.values():
+        worker.policy = Policy(splits=())
+    with pytest.warns(match="party . is left out .evaluate.: policy.splits: the run has 'test'"):
+        run.train()
+    assert run.method.rounds == 4
+    assert not [name for name in run.method.row if name.startswith(("test/", "parameters/pers"))]
+
+
 def test_the_rounds_of_a_run_are_counted_in_a_file(greedy):
     """The same round counts each time that it is asked for, also by a worker that starts again."""
     parties, requests = greedy

@@ -85,6 +85,20 @@ def test_nothing_is_averaged_over_clients_without_weight():
     assert WeightedMean("uniform").means(nobody, {}) is None
 
 
+def test_a_message_that_weighs_samples_is_zero_where_nobody_has_any():
+    """As its sum is, beside a plain mean of the others; attackers that collude change nothing."""
+    none = np.zeros(3, np.int64)
+    messages = {"w": Message(CHANGES, 16), "s": Message(0 * CHANGES, 16, weighting="samples")}
+    rows = {name: message.values for name, message in messages.items()}
+    attackers = RuledMean("uniform", None, InnerProduct(0.5), lambda index, ids: ids < 0)
+    attackers.set_up(served())
+    for mean in (WeightedMean("uniform"), attackers):
+        sums = mean.sums(messages, none, LIKE)
+        found = mean.means(arrived(sums, rows, sizes=none), {})
+        np.testing.assert_allclose(found["w"], CHANGES.numpy().mean(0), rtol=1e-15)
+        assert found["s"].tolist() == [0, 0]
+
+
 def test_only_rules_and_colluding_attackers_need_messages_one_by_one():
     """Others add them up as they come."""
     assert RuledMean.one_by_one

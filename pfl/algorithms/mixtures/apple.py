@@ -122,7 +122,7 @@ class APPLE(FederatedAlgorithm):
         return {"place": Message(places.to(self.global_model)[:, None], 0)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        lr = self.learning_rate(clients.round)
+        lr = self.rate_of(clients)
         pull = self.penalty_of(clients.round)
         cores = clients.received["cores"].view(self.num_clients, self.space.size)
         own = one_hot(clients.received["place"][:, 0].long(), self.num_clients).bool()

@@ -143,6 +143,8 @@ class FedCLUP(FederatedAlgorithm):
         return super().learning_rate(round_index)
 
     def begin_round(self, round_index: int) -> None:
+        if self.penalty_schedule == "constant":  # a checkpoint may have had another one
+            self.lam.fill_(self.first_penalty)
         half = max(1, (self.max_rounds or 0) // 2)
         if self.penalty_schedule == "authors_code" and self.rounds == half:
             self.lam.fill_(self._authors_code_penalty())
@@ -200,6 +202,7 @@ class FedCLUP(FederatedAlgorithm):
         if self.lam.isnan():
             self.lam.fill_(self._corollary1())
             self._check_limit(self.personalization_penalty)
+        self.first_penalty = self.personalization_penalty
 
     def _check_limit(self, penalty: float) -> None:
         if self.max_penalty != math.inf:  # null

@@ -120,6 +120,12 @@ class FedPD(FederatedAlgorithm):
             self.add_client_state("g")
             self.add_server_state("refreshed", torch.tensor(0))  # rounds since then; 0: refresh now
 
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round, [C]; of Oracle II the mean over rounds."""
+        if not self.variance_reduction:
+            return super().cost(sizes)
+        return 2 * super().cost(sizes) + sizes / self.refresh_period
+
     def check_setup(self) -> None:
         """Refuses rounded g_i, and statistics that travel in skipped rounds."""
         if self.variance_reduction:  # g_i is the gradient at x_i only while neither is rounded
@@ -203,7 +209,7 @@ class FedPD(FederatedAlgorithm):
         # Statistics move once a local step, with x+. The other gradients move a copy.
         scratch = replace(clients, buffers=_copy_of(clients.buffers))
         if clients.received["refreshed"] == 0:
-            for batch in clients.batches(LocalSchedule(batch_size=None)):
+            for batch in clients.batches(LocalSchedule(batch_size=None, complete=True)):
                 g = self._gradient(scratch, x, batch)
         eta = self.proximal_step
         gamma = self.inner_step

@@ -6,6 +6,7 @@ Learning", TMLR 2023.
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,6 +114,9 @@ class FedSLR(FederatedAlgorithm):
             self.keep_messages("gamma")
         # The initial model has full rank and is sent densely.
         self.add_server_state("ranks", self.space.full_ranks)
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        return sizes * (self.epochs_of(sizes) + self.personal_epochs)
 
     def initial_matrices(self) -> Tensor:
         """Returns the global model with zeros for its 1-D tensors, [P]."""

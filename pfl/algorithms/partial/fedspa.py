@@ -95,6 +95,11 @@ class FedSpa(FederatedAlgorithm):
         self.pruning_rounds = pruning_rounds
         self.add_client_state("mask", self._first_mask)
 
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round, [C], with the mini-batch of the new mask."""
+        of_mask = sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
+        return super().cost(sizes) + of_mask
+
     def _first_mask(self) -> Tensor:
         return packed(self.initial_mask()[None])[0]
 

@@ -101,8 +101,9 @@ class L2GD(FederatedAlgorithm):
         return self.penalty
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a local step; all clients take the same number."""
-        return sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
+        """Returns the mean over rounds of the sample gradients, [C], as K has the mean 1 / p."""
+        of_step = sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
+        return of_step / self.averaging_probability
 
     def runs(self, round_index: int) -> tuple[int, int]:
         """Returns the numbers K of local steps and A of averaging steps in a round (from 0).

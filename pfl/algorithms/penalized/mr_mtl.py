@@ -50,6 +50,8 @@ class MRMTL(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         w_i = self.local_sgd(clients, clients.state["w"], prox_weight=self.penalty, prox_center=w)
+        if self.penalty > 0:
+            w_i[clients.empty] = w  # without samples only the penalty is left
         clients.state["w"] = w_i
         return w_i
 

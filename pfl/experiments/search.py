@@ -28,7 +28,7 @@ from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import Config, Job
 from pfl.experiments.jobs import check_jobs, code_version, own_file, read_run, run_all
 from pfl.scores.names import direction
-from pfl.scores.runs import Run, best_round
+from pfl.scores.runs import Run
 from pfl.scores.statistics import (
     ROUNDING,
     pooled_deviation,
@@ -347,7 +347,7 @@ class Search(Comparison):
         return Scores(name, values, direction(name, read[0].metrics) is not False)
 
     def _score(self, run: Run, split: str) -> tuple[str, float]:
-        best = best_round(run.within(self.limit), self.metric, run.metrics)
+        best = run.best_round(run.within(self.limit), self.metric)
         if run.diverged or best is None:
             return "", np.nan
         name = f"{split}/{best['selected_by'].partition('/')[2]}"

@@ -109,6 +109,24 @@ def parts_of(wanted: str | None) -> tuple[str, str]:
     return "/".join(front[1:] if front and front[0] in SPLITS else front), number
 
 
+def wanted_score(metric: str | None, select_by: str | None) -> str | None:
+    """Returns the score that counts: an experiment's `metric`, or else a run's `loop.select_by`.
+
+    A `metric` that names no model is of the model that `select_by` names.
+
+    Example:
+        >>> wanted_score(None, "global/loss"), wanted_score("f1_score", "global/loss")
+        ('global/loss', 'global/f1_score')
+    """
+    if metric is None:
+        return select_by
+    model, number = parts_of(metric)
+    own = parts_of(select_by)[0]
+    if own and not model:
+        return f"{own}/{number}"
+    return metric
+
+
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 Directions = Mapping[str, "bool | None"]
 """For each metric beside accuracy and loss whether large values are good; None: not known."""

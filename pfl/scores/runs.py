@@ -18,7 +18,14 @@ import yaml
 
 from pfl import files
 from pfl.errors import ConfigError
-from pfl.scores.names import Directions, ScoreName, candidates, scores_among, signed_score
+from pfl.scores.names import (
+    Directions,
+    ScoreName,
+    candidates,
+    scores_among,
+    signed_score,
+    wanted_score,
+)
 from pfl.scores.table import LOCAL, ScoreTable
 
 Row = dict[str, Any]
@@ -145,14 +152,20 @@ class Run:
     ) -> Row | None:
         """Returns the row of the round that counts: the best by validation, else the last.
 
-        None if the run diverged, or has no evaluated round within the budget. Without a `metric`
-        the run's own `loop.select_by` is the score.
+        None if the run diverged, or has no evaluated round within the budget.
         """
         rows = [row for row in self.within(budget) if scores_among(row, "test")]
         if self.diverged or not rows:
             return None
-        chosen = metric or self.summary.get("select_by")
-        return best_round(rows, chosen, self.metrics) or rows[-1]
+        return self.best_round(rows, metric) or rows[-1]
+
+    def best_round(self, rows: Sequence[Row], metric: str | None = None) -> Row | None:
+        """Returns the best of some rows by validation, with `selected_by`; None without any score.
+
+        Without a `metric`, or without a model in it, the run's own `loop.select_by` counts.
+        """
+        wanted = wanted_score(metric, self.summary.get("select_by"))
+        return best_round(rows, wanted, self.metrics)
 
     def client_scores(self, row: Row, name: ScoreName) -> np.ndarray | None:
         """Returns the clients' scores [M] in a round; None if the run has not recorded them."""

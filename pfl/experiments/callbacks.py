@@ -32,13 +32,21 @@ class BestRound(Callback):
 
     `pfl compare --keep` adds this callback. A run without validation data has no such file: its
     last round counts.
+
+    Args:
+        metric: The score, as in `best_round`.
+        budget: One of `pfl.scores.runs.BUDGETS` and its limit, after which no round counts.
     """
 
-    def __init__(self, metric: str | None = None) -> None:
+    def __init__(self, metric: str | None = None, budget: tuple[str, float] | None = None) -> None:
         self.metric = metric
+        self.budget = budget
         self.best: float | None = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
+        row = {"round": pl_module.rounds, **pl_module.row}
+        if self.budget is not None and cost_of(row, self.budget[0]) > self.budget[1]:
+            return
         score = _score(trainer, pl_module, self.metric)
         if score is not None and (self.best is None or score > self.best):
             self.best = score

@@ -53,6 +53,20 @@ def test_the_kept_checkpoint_is_of_the_round_that_counts(tmp_path, metric, selec
         assert name == "test/global/accuracy"
 
 
+def test_no_checkpoint_is_kept_of_a_round_after_the_budget(tmp_path):
+    """The loss is best in round 3, and of the two rounds within the budget in round 2."""
+    saved = []
+    loop = SimpleNamespace(metrics=SimpleNamespace(higher_is_better={}), select_by=None)
+    trainer = SimpleNamespace(datamodule=loop, default_root_dir=tmp_path)
+    kept = BestRound("global/loss", ("rounds", 2.0))
+    for row in ROWS:
+        trainer.save_checkpoint = lambda path, number=row["round"]: saved.append(number)
+        kept.on_train_epoch_end(trainer, SimpleNamespace(rounds=row["round"], row=row))
+    assert saved == [1, 2]
+    run = finished(tmp_path, None)
+    assert run.selected(("rounds", 2.0), "global/loss")["round"] == 2
+
+
 @pytest.mark.parametrize(("metric", "select_by", "best"), CASES)
 def test_a_search_scores_the_round_that_counts(tmp_path, metric, select_by, best):
     search = SimpleNamespace(metric=metric, limit=None)

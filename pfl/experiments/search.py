@@ -92,9 +92,11 @@ class Scores:
 
     def gains(self, other: Scores) -> np.ndarray:
         """Returns by how much each seed is better than under `other`; 0 for rounding alone."""
-        differences = self.values - other.values
+        with np.errstate(invalid="ignore"):  # two infinite losses decide nothing
+            differences = self.values - other.values
         largest = np.maximum(np.abs(self.values), np.abs(other.values))
-        differences[np.abs(differences) <= ROUNDING * largest] = 0.0
+        rounding = np.isfinite(largest) & (np.abs(differences) <= ROUNDING * largest)
+        differences[rounding] = 0.0
         if self.larger_is_better:
             return differences
         return -differences

@@ -450,5 +450,5 @@ def import_(given: argparse.Namespace) -> None:
     file = None
     if given.folder is not None:
         file = Path(f"{given.folder.resolve().name}.npz")
-        write_dataset(given.folder, file)
+        write_dataset(given.folder, file, given.line)
     print(translate(given.line, file), end="")

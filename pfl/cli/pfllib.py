@@ -1,7 +1,7 @@
 """A command of PFLlib as a configuration of `pfl fit`, and its data as arrays.
 
-Flags and defaults are those of `system/main.py` in PFLlib `004a405`. What means something else
-under the same name is in docs/coming-from.md.
+Flags and defaults are those of `system/main.py` in PFLlib `d832e76`, and older names of them. What
+means something else under the same name is in docs/coming-from.md.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ OF_EVERY_METHOD = [
     Flag("dev", "device", str, "cuda"),
     Flag("did", "device_id", str, "0"),
     Flag("data", "dataset", str, "MNIST"),
-    Flag("nb", "num_classes", int, 10),
+    Flag("ncl", "num_classes", int, 10),
     Flag("m", "model", str, "cnn"),
     Flag("lbs", "batch_size", int, 10),
     Flag("lr", "local_learning_rate", float, 0.005),
     Flag("ld", "learning_rate_decay", bool, False),
     Flag("ldg", "learning_rate_decay_gamma", float, 0.99),
     Flag("gr", "global_rounds", int, 2000),
+    Flag("tc", "top_cnt", int, 100),
     Flag("ls", "local_epochs", int, 1),
     Flag("algo", "algorithm", str, "FedAvg"),
     Flag("jr", "join_ratio", float, 1.0),
@@ -62,6 +63,10 @@ OF_EVERY_METHOD = [
     Flag("bnpc", "batch_num_per_client", int, 2),
     Flag("nnc", "num_new_clients", int, 0),
     Flag("ften", "fine_tuning_epoch_new", int, 0),
+    Flag("fd", "feature_dim", int, 512),
+    Flag("vs", "vocab_size", int, 80),
+    Flag("ml", "max_len", int, 200),
+    Flag("fs", "few_shot", int, 0),
     Flag("cdr", "client_drop_rate", float, 0.0),
     Flag("tsr", "train_slow_rate", float, 0.0),
     Flag("ssr", "send_slow_rate", float, 0.0),
@@ -98,7 +103,11 @@ OF_SOME_METHODS = [
     Flag("Te", "T_end", float, 0.98),
     Flag("mo", "momentum", float, 0.1),
     Flag("klw", "kl_weight", float, 0.0),
+    Flag("fsb", "first_stage_bound", int, 0),
+    Flag("ca", "fedcross_alpha", float, 0.99),
+    Flag("cmss", "collaberative_model_select_strategy", int, 1),
 ]
+OLDER = {"num_classes": "-nb"}  # what a flag was called before November 2024
 FLAGS = OF_EVERY_METHOD + OF_SOME_METHODS
 
 
@@ -297,7 +306,10 @@ def _parse(command: str) -> Given:
     """Returns the values of all flags by their long names; `given` has the names of those given."""
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for flag in FLAGS:
-        parser.add_argument(f"-{flag.short}", f"--{flag.long}", dest=flag.long, type=flag.kind)
+        names = [f"-{flag.short}", f"--{flag.long}"]
+        if flag.long in OLDER:
+            names.append(OLDER[flag.long])
+        parser.add_argument(*names, dest=flag.long, type=flag.kind)
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -351,6 +363,11 @@ def _data(given: Given, dataset: Path | None, notes: list[str]) -> tuple[dict[st
         "`PFLlibPathological` is `noniid - pat`. --folder takes the one of PFLlib's files."
     )
     settings = {"num_clients": clients, "partition": rule, "protocol": protocol}
+    middle = [0.5] * channels  # PFLlib's generators write values from -1 to 1
+    scale = {"class_path": "Normalize", "init_args": {"mean": middle, "std": middle}}
+    settings["transforms"] = [scale]
+    if name == "EMNISTDataModule":
+        settings["split"] = "digits"  # the only one that PFLlib's generator reads
     return {"class_path": name, "init_args": settings}, channels, side
 
 
@@ -432,7 +449,8 @@ def _network(given: Given, channels: int, side: int, notes: list[str]) -> dict[s
         notes.append("-m alexnet: PFLlib's own network; here it is `AlexNet`, for small images.")
         return {"class_path": "AlexNet", "init_args": images}
     if name == "googlenet":
-        return {"class_path": "GoogLeNet", "init_args": {**images, "small_images": False}}
+        plain = {"norm": "batch", "small_images": False}
+        return {"class_path": "GoogLeNet", "init_args": {**images, **plain}}
     if name in TORCHVISION:
         network = TORCHVISION[name]
         if network == "mobilenet_v2":
@@ -469,7 +487,7 @@ def _loop(given: Given, notes: list[str]) -> dict[str, Any]:
             "-tsr: slow clients take a random number of epochs in PFLlib, and here the share "
             "`straggler_work` of their steps."
         )
-    for name in ("send_slow_rate", "time_select", "dlg_eval"):
+    for name in ("send_slow_rate", "time_select", "dlg_eval", "few_shot"):
         if getattr(given, name):
             notes.append(f"{_flag(name)}: it is not translated.")
     return loop
@@ -499,15 +517,18 @@ class _Arrays(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
-def write_dataset(folder: Path, file: Path) -> None:
+def write_dataset(folder: Path, file: Path, command: str) -> None:
     """Writes the samples in a folder of PFLlib as a file of `ArrayDataModule`.
 
+    The samples are those of the clients that a command of PFLlib has: the first ones of the folder.
     A file with the same samples stays.
 
     Raises:
         ConfigError: The folder cannot be read, or a file with something else is there already.
     """
-    arrays: dict[str, Any] = read_dataset(folder)
+    given = _parse(command)
+    clients = given.num_clients + given.num_new_clients
+    arrays: dict[str, Any] = read_dataset(folder, clients)
     if not file.exists():
         np.savez_compressed(file, **arrays)
     elif not _holds(file, arrays):
@@ -536,11 +557,15 @@ DAMAGE = (
 )
 
 
-def read_dataset(folder: Path) -> dict[str, np.ndarray]:
+def read_dataset(folder: Path, clients: int | None = None) -> dict[str, np.ndarray]:
     """Returns a folder of PFLlib's samples as the arrays of `ArrayDataModule`.
 
     The folder has `train/<i>.npz` and `test/<i>.npz` for each client i. Nothing but arrays is
     unpickled.
+
+    Args:
+        folder: The folder.
+        clients: How many clients are read, from 0; None: all.
 
     Raises:
         ConfigError: A file is missing, is damaged, or holds something else than arrays.
@@ -565,6 +590,8 @@ def read_dataset(folder: Path) -> dict[str, np.ndarray]:
                 raise ConfigError(
                     f"import: {file}: it is no file of PFLlib's samples ({line})"
                 ) from error
+            if clients is not None and client >= clients:
+                continue
             columns.setdefault(f"{prefix}inputs", []).append(inputs)
             columns.setdefault(f"{prefix}targets", []).append(targets)
             owners.append(np.full(len(targets), client))

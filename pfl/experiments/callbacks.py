@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from pfl.datamodules.errors import ConfigError, optional_module
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.scores.names import candidates, scores_among, signed_score
+from pfl.scores.names import candidates, scores_among, signed_score, wanted_score
 from pfl.scores.runs import best_round, cost_of
 
 NOT_VALIDATED = (
@@ -32,13 +32,21 @@ class BestRound(Callback):
 
     `pfl compare --keep` adds this callback. A run without validation data has no such file: its
     last round counts.
+
+    Args:
+        metric: The score, as in `best_round`.
+        budget: One of `pfl.scores.runs.BUDGETS` and its limit, after which no round counts.
     """
 
-    def __init__(self, metric: str | None = None) -> None:
+    def __init__(self, metric: str | None = None, budget: tuple[str, float] | None = None) -> None:
         self.metric = metric
+        self.budget = budget
         self.best: float | None = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
+        row = {"round": pl_module.rounds, **pl_module.row}
+        if self.budget is not None and cost_of(row, self.budget[0]) > self.budget[1]:
+            return
         score = _score(trainer, pl_module, self.metric)
         if score is not None and (self.best is None or score > self.best):
             self.best = score
@@ -91,7 +99,8 @@ class Pruning(Callback):
         score = _score(trainer, pl_module, self.metric)
         if score is None:
             if any(name.startswith("test/") for name in row):
-                check_validated(row, self.metric)
+                loop: Any = trainer.datamodule  # type: ignore[attr-defined]
+                check_validated(row, self.metric, loop.select_by)
             return
         stop = trainer.is_global_zero and self._report(pl_module.rounds, score)
         if trainer.strategy.broadcast(stop):
@@ -111,18 +120,24 @@ class Pruning(Callback):
 
 def _score(trainer: pl.Trainer, algorithm: Any, metric: str | None) -> float | None:
     """Returns a round's validation score, larger for better; None if the round has none."""
-    metrics = trainer.datamodule.metrics.higher_is_better  # type: ignore[attr-defined]
-    best = best_round([{"round": algorithm.rounds, **algorithm.row}], metric, metrics)
+    loop: Any = trainer.datamodule  # type: ignore[attr-defined]
+    metrics = loop.metrics.higher_is_better
+    wanted = wanted_score(metric, loop.select_by)
+    best = best_round([{"round": algorithm.rounds, **algorithm.row}], wanted, metrics)
     if best is None:
         return None
     return signed_score(best["selected_by"], best[best["selected_by"]], metrics)
 
 
-def check_validated(row: dict, metric: str | None) -> None:
+def check_validated(row: dict, metric: str | None, select_by: str | None) -> None:
     """Checks that a round with an evaluation has a validation score, though it may be NaN."""
     have = [str(name) for name in scores_among(row, "val")]
-    if metric is not None and not candidates(have, "val", metric):
-        raise ConfigError(f"tune.metric: {metric}; it must be one of {', '.join(have)}")
+    wanted = wanted_score(metric, select_by)
+    if wanted is not None and not candidates(have, "val", wanted):
+        key = "tune.metric"
+        if metric is None:
+            key = "loop.select_by"
+        raise ConfigError(f"{key}: {wanted}; it must be one of {', '.join(have)}")
     if not have:
         raise ConfigError(NOT_VALIDATED)
 

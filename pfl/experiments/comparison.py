@@ -117,7 +117,15 @@ class Comparison(Grid):
         root = self.folder("compare", None if out is None else Path(out))
         all_jobs = self.jobs()
         mine = all_jobs[share[0] - 1 :: share[1]]
-        outcomes = run_all(mine, root, workers=jobs, keep=keep, metric=self.metric, live=live)
+        outcomes = run_all(
+            mine,
+            root,
+            workers=jobs,
+            keep=keep,
+            metric=self.metric,
+            budget=self.limit,
+            live=live,
+        )
         for job in all_jobs:
             if job.folder not in outcomes:
                 outcomes[job.folder] = finished_outcome(job, root)

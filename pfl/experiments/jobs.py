@@ -51,12 +51,12 @@ DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes publish
 # ---- one run -------------------------------------------------------------------------------------
 
 
-def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = None) -> Config:
+def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
     """Runs a job in `root`, unless a run of the same configuration, code and data has ended there.
 
     The run saves checkpoints, so that one that was killed continues where it was. They are removed
-    once the run has ended, unless `keep` asks for the last one, and for that of the best round by
-    `metric` (see `best_round`).
+    once the run has ended, unless `kept`, the arguments of `BestRound`, asks for the last one, and
+    for that of the best round.
 
     Returns:
         `status` ("finished", or "diverged" if the models were no longer finite), `seconds`,
@@ -64,7 +64,7 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
         changed since an earlier run of the same configuration, and `used`, the memory of this
         process.
     """
-    if known := finished_outcome(job, root, keep):
+    if known := finished_outcome(job, root, kept):
         return {**known, "reused": True}
     folder = root / job.folder
     identity = _identity(job)
@@ -76,9 +76,8 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
         "default_root_dir": str(folder.parent),
     }
     config = merge(job.config, {"trainer": settings})
-    if keep:
-        best = "pfl.experiments.callbacks.BestRound"
-        config = with_callback(config, best, {"metric": metric})
+    if kept is not None:
+        config = with_callback(config, "pfl.experiments.callbacks.BestRound", kept)
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     path = folder.with_name(f"{folder.name}.yaml")
     text = f"# code {identity['code']}, data {identity['data']}\n{text}"
@@ -94,10 +93,10 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
         path.write_text(text, encoding="utf-8")
         status = _fit(path)
     folder.mkdir(exist_ok=True)  # there is none if the first round failed
-    if not keep:
+    if kept is None:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     # `label` is the name that a report shows.
-    outcome = {**identity, "status": status, "seconds": time.monotonic() - begun}
+    outcome = {**identity, "status": status, "seconds": time.monotonic() - begun, "kept": kept}
     write_json(folder / OUTCOME, {**outcome, "label": job.label})
     changed = [key for key in ("code", "data") if before.get(key) not in (None, identity[key])]
     same = before.get("config") == identity["config"]
@@ -105,13 +104,14 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     return {**outcome, "reused": False, "again": again, "used": used_memory()}
 
 
-def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
+def finished_outcome(job: Job, root: Path, kept: Config | None = None) -> Config:
     """Returns the outcome of a run of the same configuration, code and data; empty if none ended.
 
-    With `keep` it is that of a run that has kept its checkpoint, or diverged.
+    With `kept` it is that of a run that has kept the same checkpoints, or diverged.
     """
     outcome = _recorded_outcome(root / job.folder)
-    lacks = keep and not (root / job.folder / "checkpoints" / "last.ckpt").is_file()
+    last = root / job.folder / "checkpoints" / "last.ckpt"
+    lacks = kept is not None and not (last.is_file() and outcome.get("kept") == kept)
     if not outcome or (lacks and outcome.get("status") != "diverged"):
         return {}
     if _identity(job).items() <= outcome.items():
@@ -307,16 +307,21 @@ def run_all(
     workers: int | None = 1,
     keep: bool = False,
     metric: str | None = None,
+    budget: tuple[str, float] | None = None,
     live: bool = False,
 ) -> dict[Path, Config]:
     """Runs jobs in `root`, and prints a line when one has ended; returns the outcomes by folder.
 
-    All runs must compute the score `metric`, if there is one. With `live` a page in `root` tells
-    how far they are.
+    All runs must compute the score `metric`, if there is one. With `keep` they keep the checkpoint
+    of the round that counts by it, within the `budget`, and the last one. With `live` a page in
+    `root` tells how far they are.
     """
-    made = {root / job.folder for job in jobs if finished_outcome(job, root, keep)}
+    kept: Config | None = None
+    if keep:
+        kept = {"metric": metric, "budget": budget and list(budget)}
+    made = {root / job.folder for job in jobs if finished_outcome(job, root, kept)}
     check_jobs([job for job in jobs if root / job.folder not in made], metric)
-    work = functools.partial(execute, root=root, keep=keep, metric=metric)
+    work = functools.partial(execute, root=root, kept=kept)
     outcomes: dict[Path, Config] = {}
     room = room_for(jobs, len(jobs), workers)
     expected = [Expected.of(str(job), root / job.folder, job.config) for job in jobs]

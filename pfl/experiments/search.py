@@ -28,7 +28,7 @@ from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import Config, Job
 from pfl.experiments.jobs import check_jobs, code_version, own_file, read_run, run_all
 from pfl.scores.names import direction
-from pfl.scores.runs import Run, best_round
+from pfl.scores.runs import Run
 from pfl.scores.statistics import (
     ROUNDING,
     pooled_deviation,
@@ -92,9 +92,11 @@ class Scores:
 
     def gains(self, other: Scores) -> np.ndarray:
         """Returns by how much each seed is better than under `other`; 0 for rounding alone."""
-        differences = self.values - other.values
+        with np.errstate(invalid="ignore"):  # two infinite losses decide nothing
+            differences = self.values - other.values
         largest = np.maximum(np.abs(self.values), np.abs(other.values))
-        differences[np.abs(differences) <= ROUNDING * largest] = 0.0
+        rounding = np.isfinite(largest) & (np.abs(differences) <= ROUNDING * largest)
+        differences[rounding] = 0.0
         if self.larger_is_better:
             return differences
         return -differences
@@ -347,7 +349,7 @@ class Search(Comparison):
         return Scores(name, values, direction(name, read[0].metrics) is not False)
 
     def _score(self, run: Run, split: str) -> tuple[str, float]:
-        best = best_round(run.within(self.limit), self.metric, run.metrics)
+        best = run.best_round(run.within(self.limit), self.metric)
         if run.diverged or best is None:
             return "", np.nan
         name = f"{split}/{best['selected_by'].partition('/')[2]}"

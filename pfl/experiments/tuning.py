@@ -37,7 +37,7 @@ from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
-from pfl.scores.runs import OUTCOME, best_round
+from pfl.scores.runs import OUTCOME
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -343,7 +343,7 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
             last = run.rows[-1]
         else:
             last = {}
-        best = best_round(run.within(tuning.limit), tuning.score, run.metrics)
+        best = run.best_round(run.within(tuning.limit), tuning.score)
         costs["rounds"] += last.get("round", 0)
         costs["gradients"] += last.get("train/samples", 0.0)
         costs["seconds"] += outcome["seconds"]
@@ -351,7 +351,7 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
             state = "diverged"
             break
         if best is None:
-            check_validated(last, tuning.score)
+            check_validated(last, tuning.score, run.summary.get("select_by"))
         else:
             name = best["selected_by"]
             scores.append(best[str(name)])

@@ -24,7 +24,13 @@ from pfl.report.plots import (
     Spread,
     Words,
 )
-from pfl.scores.names import ScoreName, models_of, scores_among
+from pfl.scores.names import (
+    STATISTICS,
+    ScoreName,
+    models_of,
+    scores_among,
+    training_scores,
+)
 from pfl.scores.runs import Run, column_names
 from pfl.scores.statistics import critical_difference, mean_ranks
 
@@ -34,7 +40,7 @@ PAGE_AXES |= {"virtual seconds": "virtual_seconds"}
 PAGE_LINES = {"global": "--", "personalized": "-", "finetuned": ":", "unseen": "-."}
 PAGE_MARKERS = ("o", "s", "D", "P", "^", "*", "x", "p")
 COUNTED = ("round", "train/samples", "virtual_seconds", "participants", "parameters/", "comm/")
-SPLIT_WORDS = {"test": "test", "val": "validation"}
+SPLIT_WORDS = {"test": "test", "val": "validation", "train": "training"}
 GAPLESS = 15  # ranks whose numbers fit beside one another
 
 
@@ -234,15 +240,20 @@ def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[st
     """Returns what curves can show: by title, for each model, a column of `metrics.csv`."""
     columns = column_names(row for run in runs for row in run.rows)
     titles: dict[str, dict[str, str]] = {}
+    trained = training_scores(columns)
     for split, words in SPLIT_WORDS.items():
-        for name in scores_among(columns, split):
+        names = scores_among(columns, split)
+        if split == "train":
+            names = trained
+        for name in names:
             if f"{name}{suffix}" in columns:
                 models = titles.setdefault(f"{words} {name.number}", {})
                 models[name.model] = f"{name}{suffix}"
     titles = dict(sorted(titles.items(), key=lambda item: not item[0].endswith("accuracy")))
+    scores = {f"{name}{end}" for name in trained for end in ("", *STATISTICS)}
     if not suffix:
         for column in columns:
-            if not column.startswith(("test/", "val/", *COUNTED)):
+            if column not in scores and not column.startswith(("test/", "val/", *COUNTED)):
                 titles[column] = {"": column}
     return titles
 

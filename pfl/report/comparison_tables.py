@@ -221,7 +221,7 @@ def run_numbers(comparison: ComparedRuns, run: Run, last: Row | None = None) -> 
     names |= {name: ScoreName("test", main, name) for name in others}
     # An adapted model is as large as its start.
     sizes = [f"parameters/{kind}" for kind in (main, "personalized", "global")]
-    size = next((name for name in sizes if name in columns), "")
+    size = next((name for name in sizes if name in row), "")
     costs = last or row
     gained = comparison.gained_of(run)
     if gained is None:

@@ -15,7 +15,7 @@ class ScoreName(NamedTuple):
     """The name of one score of every client, and of its mean over clients.
 
     Attributes:
-        split: "val" or "test".
+        split: "val", "test", or "train" with `loop.evaluate: [train, ...]`.
         model: "global", "personalized", "local" (what each client reaches alone), "finetuned/<k>"
             (after k steps of fine-tuning), "unseen/<k>" (the same of clients that never train) or
             "knn" (with a local memory, `loop.neighbours`).
@@ -46,21 +46,44 @@ class ScoreName(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> ScoreName | None:
-        """Returns the name that a column has; None for others, such as `test/global/loss_std`."""
+        """Returns the name that a column has; None for others, such as `test/global/loss_std`.
+
+        None for those of training samples, too: other numbers, such as `train/global/gap`, are
+        called alike (`training_scores`).
+        """
         parts = text.split("/")
         whole = len(parts) == 3 or (len(parts) == 4 and parts[2].isdigit())
         if parts[0] not in SPLITS or not (whole and all(parts)) or parts[-1].endswith(STATISTICS):
             return None
-        return cls(parts[0], "/".join(parts[1:-1]), parts[-1])
+        return cls.of(text)
+
+    @classmethod
+    def of(cls, text: str) -> ScoreName:
+        """Returns the name of a column that is a score."""
+        split, _, rest = text.partition("/")
+        model, _, number = rest.rpartition("/")
+        return cls(split, model, number)
 
 
 def scores_among(columns: Iterable[str], split: str | None = None) -> list[ScoreName]:
     """Returns the scores among some columns, of one split or both, by kind of model and steps."""
     found = dict.fromkeys(filter(None, map(ScoreName.read, columns)))
-    return sorted(
-        (name for name in found if split in (None, name.split)),
-        key=lambda name: ((*MODELS, name.kind).index(name.kind), name.steps),
-    )
+    return sorted((name for name in found if split in (None, name.split)), key=_place)
+
+
+def _place(name: ScoreName) -> tuple[int, int]:
+    """Returns where a score's model stands in the order of the tables."""
+    return (*MODELS, name.kind).index(name.kind), name.steps
+
+
+def training_scores(columns: Iterable[str]) -> list[ScoreName]:
+    """Returns the scores on training samples among the columns of `metrics.csv`.
+
+    Other columns of `train/`, such as `train/loss`, have no deviation over clients beside them.
+    """
+    known = dict.fromkeys(columns)
+    train = [name for name in known if name.startswith("train/") and f"{name}_std" in known]
+    return sorted(map(ScoreName.of, train), key=_place)
 
 
 def models_of(columns: Iterable[str], number: str, split: str = "test") -> list[str]:
@@ -107,6 +130,24 @@ def parts_of(wanted: str | None) -> tuple[str, str]:
     """Returns the model and the number that a choice names, "" where it leaves one open."""
     *front, number = (wanted or "").split("/")
     return "/".join(front[1:] if front and front[0] in SPLITS else front), number
+
+
+def wanted_score(metric: str | None, select_by: str | None) -> str | None:
+    """Returns the score that counts: an experiment's `metric`, or else a run's `loop.select_by`.
+
+    A `metric` that names no model is of the model that `select_by` names.
+
+    Example:
+        >>> wanted_score(None, "global/loss"), wanted_score("f1_score", "global/loss")
+        ('global/loss', 'global/f1_score')
+    """
+    if metric is None:
+        return select_by
+    model, number = parts_of(metric)
+    own = parts_of(select_by)[0]
+    if own and not model:
+        return f"{own}/{number}"
+    return metric
 
 
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}

@@ -18,7 +18,14 @@ import yaml
 
 from pfl import files
 from pfl.errors import ConfigError
-from pfl.scores.names import Directions, ScoreName, candidates, scores_among, signed_score
+from pfl.scores.names import (
+    Directions,
+    ScoreName,
+    candidates,
+    scores_among,
+    signed_score,
+    wanted_score,
+)
 from pfl.scores.table import LOCAL, ScoreTable
 
 Row = dict[str, Any]
@@ -30,7 +37,8 @@ BUDGETS = {
 }
 """What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
 OUTCOME = "outcome.json"  # what `pfl compare` and `pfl reproduce` record of their runs
-OF_A_RUN = re.compile(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_dir):.*\n")
+OF_A_RUN = ("seed_everything", "ckpt_path")  # keys of a configuration that seeds do not share
+OF_A_TRAINER = ("name", "default_root_dir")  # the same in `trainer`, its loggers included
 OF_A_SEED = re.compile(r"seed\d+$")
 
 
@@ -144,14 +152,20 @@ class Run:
     ) -> Row | None:
         """Returns the row of the round that counts: the best by validation, else the last.
 
-        None if the run diverged, or has no evaluated round within the budget. Without a `metric`
-        the run's own `loop.select_by` is the score.
+        None if the run diverged, or has no evaluated round within the budget.
         """
         rows = [row for row in self.within(budget) if scores_among(row, "test")]
         if self.diverged or not rows:
             return None
-        chosen = metric or self.summary.get("select_by")
-        return best_round(rows, chosen, self.metrics) or rows[-1]
+        return self.best_round(rows, metric) or rows[-1]
+
+    def best_round(self, rows: Sequence[Row], metric: str | None = None) -> Row | None:
+        """Returns the best of some rows by validation, with `selected_by`; None without any score.
+
+        Without a `metric`, or without a model in it, the run's own `loop.select_by` counts.
+        """
+        wanted = wanted_score(metric, self.summary.get("select_by"))
+        return best_round(rows, wanted, self.metrics)
 
     def client_scores(self, row: Row, name: ScoreName) -> np.ndarray | None:
         """Returns the clients' scores [M] in a round; None if the run has not recorded them."""
@@ -278,13 +292,29 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
             runs.append(replace(run, seed=int(seed)))
         # The name that an experiment has given the run, or else that of its method.
         method = str(outcome.get("label") or str(name).rpartition(".")[2])
-        keys.append((method, OF_A_RUN.sub("", text) or str(folder)))
+        keys.append((method, _without_seed(config) if config else str(folder)))
     first = {key: run.label for key, run in reversed(list(zip(keys, runs, strict=True)))}
     methods = [method for method, _ in first]
     return [
         replace(run, label=key[0] if methods.count(key[0]) == 1 else first[key])
         for run, key in zip(runs, keys, strict=True)
     ]
+
+
+def _without_seed(config: dict[str, Any]) -> str:
+    """Returns a text that configurations share that differ in their seed and their folder only."""
+    rest = {key: value for key, value in config.items() if key not in OF_A_RUN}
+    return repr({**rest, "trainer": _without_names(rest.get("trainer"))})
+
+
+def _without_names(value: Any) -> Any:
+    """Returns a part of `trainer` without the keys `OF_A_TRAINER`, at any depth."""
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if key not in OF_A_TRAINER}
+        return {key: _without_names(one) for key, one in kept.items()}
+    if isinstance(value, list):
+        return [_without_names(one) for one in value]
+    return value
 
 
 def config_of(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,8 @@ def compare_pairs(
     Wilcoxon's signed-rank test leaves pairs without a difference out. The interval is the
     percentile bootstrap over the pairs, with a fixed seed. Differences that are unequal only by the
     rounding of scores to float32 count as equal in ranks, wins and losses; the mean and its
-    interval are of the differences as they are.
+    interval are of the differences as they are. A client whose loss is infinite under one method is
+    the largest difference, and under both methods none.
 
     Example:
         >>> result = compare_pairs(np.array([0.9, 0.8, 0.7]), np.array([0.5, 0.8, 0.6]))
@@ -53,8 +55,9 @@ def compare_pairs(
     have = ~(np.isnan(method) | np.isnan(baseline))
     a = method[have].astype(np.float64)
     b = baseline[have].astype(np.float64)
-    difference = a - b
-    ranked = _level_ties(difference, ROUNDING * np.maximum(np.abs(a), np.abs(b)))
+    difference = np.subtract(a, b, out=np.zeros(len(a)), where=a != b)
+    largest = np.maximum(np.abs(a), np.abs(b))
+    ranked = _level_ties(difference, ROUNDING * np.where(np.isinf(largest), 0.0, largest))
     if larger_is_better:
         better = ranked
     else:
@@ -67,9 +70,12 @@ def compare_pairs(
     else:
         p = math.nan
     low, high = mean_interval(difference)
-    return Paired(len(difference), float(difference.mean()), low, high, p, *counts)
+    with np.errstate(invalid="ignore"):  # infinite ones of both signs have no mean
+        mean = float(difference.mean())
+    return Paired(len(difference), mean, low, high, p, *counts)
 
 
+@np.errstate(invalid="ignore")  # infinite differences are equal to each other only
 def _level_ties(values: np.ndarray, tolerances: np.ndarray) -> np.ndarray:
     """Returns differences [n] for their ranks: those that differ by rounding only become equal.
 
@@ -96,7 +102,9 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
         return float(values[0]), float(values[0])
     rng = np.random.default_rng(0)
     batch = max(1, 5_000_000 // len(values))
-    result = stats.bootstrap((values,), np.mean, batch=batch, method="percentile", rng=rng)
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):  # some values may be infinite
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        result = stats.bootstrap((values,), np.mean, batch=batch, method="percentile", rng=rng)
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 

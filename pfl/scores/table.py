@@ -19,6 +19,7 @@ from pfl.scores.names import Directions, ScoreName, direction
 CLIENTS = "client_scores.npy"  # grows with the evaluations of a run
 LOCAL = "local_scores.npy"  # the local baseline in the rounds that are compared with it
 MOST_CLIENTS = 10_000  # of a run whose scores of single clients are kept for every evaluation
+PLACE = ("round", "client", "percentile")  # columns that are no scores
 _ScoresByName = Mapping[ScoreName, np.ndarray] | Mapping[str, np.ndarray]
 
 
@@ -75,7 +76,8 @@ class ScoreTable:
     @property
     def names(self) -> list[ScoreName]:
         """The scores."""
-        return [name for text in self.rows.dtype.names or () if (name := ScoreName.read(text))]
+        columns = self.rows.dtype.names or ()
+        return [ScoreName.of(text) for text in columns if text not in PLACE]
 
     @property
     def percentiles(self) -> bool:

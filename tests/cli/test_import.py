@@ -42,7 +42,36 @@ def test_the_command_of_the_documentation():
         "num_clients": 20,
         "partition": {"class_path": "PFLlibDirichlet", "init_args": {"alpha": 0.1}},
         "protocol": {"class_path": "SplitOwn", "init_args": {"test": 0.25, "validation": 0.0}},
+        "transforms": [{"class_path": "Normalize", "init_args": {"mean": [0.5], "std": [0.5]}}],
     }
+
+
+def test_images_are_those_of_pfllibs_generators():
+    """They subtract 0.5 and divide by 0.5, and EMNIST is that of ten digits."""
+    data = yaml.safe_load(translate("main.py -data Cifar10"))["data"]["init_args"]
+    half = [0.5, 0.5, 0.5]
+    expected = {"class_path": "Normalize", "init_args": {"mean": half, "std": half}}
+    assert data["transforms"] == [expected]
+    config = yaml.safe_load(translate("main.py -data EMNIST"))
+    assert config["data"]["init_args"]["split"] == "digits"
+    assert config["model"]["init_args"]["network"]["init_args"]["num_classes"] == 10
+
+
+def test_flags_have_their_newer_and_their_older_names():
+    """`-ncl` was `-nb` before November 2024; others came later."""
+    for flag in ("-ncl", "-nb", "--num_classes"):
+        network = yaml.safe_load(translate(f"main.py {flag} 100"))["model"]["init_args"]["network"]
+        assert network["init_args"]["num_classes"] == 100
+    text = translate("main.py -tc 50 -fd 300 -vs 80 -ml 20 -fs 5")
+    assert yaml.safe_load(text)["data"]["init_args"]["num_clients"] == 20
+    assert "-fs: it is not translated" in text
+
+
+def test_googlenet_has_pfllibs_batch_normalization():
+    network = yaml.safe_load(translate("main.py -m GoogleNet -data Cifar10"))["model"]["init_args"]
+    module = pfl.models.GoogLeNet(**network["network"]["init_args"])
+    kinds = [type(layer) for layer in module.modules()]
+    assert nn.BatchNorm2d in kinds and nn.GroupNorm not in kinds
 
 
 def test_what_means_something_else_is_said():
@@ -182,6 +211,18 @@ def test_a_folder_of_samples_is_read_client_by_client(tmp_path):
             x, y = content[split, client]
             np.testing.assert_array_equal(arrays[f"{prefix}inputs"][owners == client], x)
             np.testing.assert_array_equal(arrays[f"{prefix}targets"][owners == client], y)
+
+
+def test_samples_of_the_clients_that_the_command_has(tmp_path, monkeypatch):
+    """PFLlib reads the files 0 to -nc - 1 of a folder, and those of new clients behind them."""
+    monkeypatch.chdir(tmp_path)
+    write_samples(tmp_path / "Mine", [3, 2, 4, 5, 6])
+    words = ("import", "pfllib", "main.py -data Mine -m mlr -nb 3 -nc 2 -nnc 1", "--folder", "Mine")
+    status, _, err = call(*words)
+    assert status == 0, err
+    with np.load("Mine.npz") as arrays:
+        assert np.bincount(arrays["client_ids"]).tolist() == [2 * 3, 2 * 2, 2 * 4]
+        assert len(arrays["inputs"]) == len(arrays["test_inputs"]) == 3 + 2 + 4
 
 
 @pytest.mark.slow

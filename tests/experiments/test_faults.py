@@ -167,6 +167,11 @@ def test_tables_and_figures_are_written_as_a_whole(tmp_path, capsys):
         part.rmdir()
 
 
+def read_run_of(out):
+    """What is recorded of FedAvg's run."""
+    return json.loads((out / "FedAvg" / "seed0" / "outcome.json").read_text())
+
+
 @pytest.mark.usefixtures("quick_figures")
 def test_kept_checkpoints_can_be_exported(tmp_path):
     """The checkpoint of the best round on validation data is of the round that the table shows."""
@@ -182,6 +187,12 @@ def test_kept_checkpoints_can_be_exported(tmp_path):
     status, text, _ = call(*words, "--keep")
     assert status == 0 and "as before" not in text  # its checkpoint was not kept
     assert "as before" in call(*words, "--keep")[1]
+    # Another score, or a budget, has another best round.
+    assert "as before" not in call(*words, "--keep", "--metric", "loss")[1]
+    assert "as before" not in call(*words, "--keep", "--budget", "rounds=1")[1]
+    assert "as before" in call(*words, "--keep", "--budget", "rounds=1")[1]
+    assert read_run_of(out)["kept"] == {"metric": None, "budget": ["rounds", 1.0]}
+    assert "as before" not in call(*words, "--keep")[1]
     (row,) = Comparison.from_file(path).run(out, keep=True).runs().to_dict("records")
     checkpoint = out / "FedAvg" / "seed0" / "checkpoints" / "best.ckpt"
     exported = tmp_path / "model"

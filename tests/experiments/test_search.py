@@ -10,7 +10,7 @@ from scipy import stats
 
 from benchmarks.search import Planted, drawn_verdict
 from pfl.errors import ConfigError
-from pfl.experiments.search import Rules, Search
+from pfl.experiments.search import Rules, Scores, Search
 from pfl.scores.statistics import (
     pooled_deviation,
     seeds_test,
@@ -64,6 +64,12 @@ def test_equal_differences_and_missing_ones_have_a_verdict():
     assert seeds_test(np.zeros(8), 0.05).sign == 0
     assert seeds_test(np.full(8, 0.01), 0.05).sign == 1
     assert seeds_test(np.array([0.1, np.nan, 0.1]), 0.05).sign == 0
+
+
+def test_an_infinite_loss_is_worse_and_no_rounding():
+    ours = Scores("val/global/loss", np.array([np.inf, 1.0, 2.0]), larger_is_better=False)
+    theirs = Scores("val/global/loss", np.array([1.0, np.inf, 2.0]), larger_is_better=False)
+    assert ours.gains(theirs).tolist() == [-np.inf, np.inf, 0.0]
 
 
 def test_the_spread_is_that_within_tries():

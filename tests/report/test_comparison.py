@@ -513,6 +513,16 @@ def test_fine_tuning_costs_gradients():
     assert cell(without, "B", "gradients") == "10"
 
 
+def test_a_fine_tuned_model_is_as_large_as_the_global_one_beside_personalized_methods():
+    """A's model that counts is fine-tuned from its only model, of 100 numbers; B's has 130."""
+    one = finetuned("A")
+    one.rows[0]["parameters/global"] = 100.0
+    two = run("B", 0, [0.5], kind="personalized")
+    two.rows[0] |= {"parameters/global": 100.0, "parameters/personalized": 130.0}
+    cells = tables.score_table(ComparedRuns([one, two], "A"))
+    assert [cell(cells, label, "parameters") for label in "AB"] == ["100", "130"]
+
+
 def test_a_score_that_no_run_has_is_named_with_those_that_there_are():
     with refused("metric: finetuned/9/accuracy", "global/accuracy, finetuned/1/accuracy"):
         ComparedRuns([finetuned("A")], "A", metric="finetuned/9/accuracy")

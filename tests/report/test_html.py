@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pfl.cli.main import main
-from pfl.scores.runs import read_runs
+from pfl.report.comparison_figures import columns_by_title
+from pfl.scores.runs import Run, read_runs
 from pfl.scores.table import append_scores
 from tests.commands import call
 
@@ -201,6 +203,26 @@ def test_curves_have_every_axis(folder):
     assert line["meta"] == {"score": "test accuracy", "x": expected}
     scores = {trace["meta"]["score"]: trace["visible"] for trace in data}
     assert scores == {"test accuracy": True, "validation accuracy": False, "train/loss": False}
+
+
+def test_curves_of_training_scores_have_a_choice_with_all_models():
+    """`loop.evaluate: [train, test]` writes them; other columns of `train/` stay by themselves."""
+    row = {"round": 1.0, "train/loss": 0.5, "train/global/gap": 0.1}
+    for split, model in (("train", "global"), ("train", "personalized"), ("test", "global")):
+        for end in ("", "_std", "_worst10", "_pooled"):
+            row[f"{split}/{model}/accuracy{end}"] = 0.5
+    runs = [Run("A", 0, Path(), rows=[row])]
+    assert columns_by_title(runs) == {
+        "test accuracy": {"global": "test/global/accuracy"},
+        "training accuracy": {
+            "global": "train/global/accuracy",
+            "personalized": "train/personalized/accuracy",
+        },
+        "train/loss": {"": "train/loss"},
+        "train/global/gap": {"": "train/global/gap"},
+    }
+    worst = columns_by_title(runs, "_worst10")["training accuracy"]
+    assert worst["personalized"] == "train/personalized/accuracy_worst10"
 
 
 def test_the_text_of_a_client_has_labels_sizes_scores_and_gain(folder):

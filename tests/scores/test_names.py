@@ -10,6 +10,7 @@ from pfl.scores.names import (
     numbers_of,
     scores_among,
     signed_score,
+    training_scores,
 )
 
 
@@ -54,6 +55,16 @@ def test_models_and_numbers_come_in_the_order_of_the_tables():
     assert models_of(COLUMNS, "accuracy") == models
     assert numbers_of(COLUMNS) == ["accuracy", "loss", "f1"]
     assert list(map(str, scores_among(COLUMNS, "val"))) == ["val/global/loss"]
+
+
+def test_training_scores_have_a_deviation_over_clients():
+    """A gap or a loss of local steps is no score of clients, though it is called alike."""
+    scores = [f"train/{model}/loss" for model in ("global", "personalized", "finetuned/5")]
+    others = ["train/loss", "train/samples", "train/global/gap", "test/global/loss_std"]
+    columns = [f"{name}{end}" for name in reversed(scores) for end in ("", "_std", "_worst10")]
+    found = training_scores([*others, *columns])
+    assert [str(name) for name in found] == scores
+    assert [name.model for name in found] == ["global", "personalized", "finetuned/5"]
 
 
 @pytest.mark.parametrize(

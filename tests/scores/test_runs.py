@@ -244,6 +244,22 @@ def test_two_configurations_of_a_method_are_called_as_their_folders(tmp_path):
     assert labelled(folders) == expected
 
 
+def test_runs_with_other_networks_of_torchvision_are_two_methods(tmp_path):
+    """A network's `name` is no name of a run: ResNet-34 is no second seed of ResNet-18."""
+
+    def of(seed, network):
+        logger = f"  logger:\n  - class_path: CSVLogger\n    init_args: {{name: seed{seed}}}\n"
+        trainer = f"trainer:\n  name: x{seed}\n  default_root_dir: runs/{network}\n{logger}"
+        model = "model:\n  class_path: pfl.algorithms.FedAvg\n  init_args:\n    network:\n"
+        model += f"      class_path: TorchVision\n      init_args:\n        name: {network}\n"
+        return f"seed_everything: {seed}\n{trainer}{model}"
+
+    small = [folder(tmp_path / f"small{s}", config=of(s, "resnet18")) for s in (0, 1)]
+    large = folder(tmp_path / "large", config=of(1, "resnet34"))
+    expected = [("small0", 0), ("small0", 1), ("large", 1)]
+    assert labelled([*small, large]) == expected
+
+
 def test_where_a_seed_and_a_label_come_from(tmp_path):
     """The summary's before the configuration's; the experiment's label before the method's."""
     summary = {"finished": True, "seed": 9, "algorithm": "pfl.algorithms.FedProx"}

@@ -68,6 +68,30 @@ def test_one_client_with_a_large_loss_changes_nothing_for_the_others():
         assert result.difference == pytest.approx(differences.sum() / 200, rel=1e-12)
 
 
+def test_an_infinite_loss_is_the_largest_difference_and_no_tie():
+    """The method loses by 0.1 to 1.2 at twelve clients: p = 2 / 2^12, also if one loss is infinite.
+
+    With the same infinite loss under the baseline, eleven clients have a difference.
+    """
+    baseline = np.linspace(1.0, 2.0, 12)
+    method = baseline + np.linspace(0.1, 1.2, 12)
+    method[3] = np.inf
+    result = compare_pairs(method, baseline, larger_is_better=False)
+    assert (result.wins, result.ties, result.losses) == (0, 0, 12)
+    assert result.p == pytest.approx(2 / 2**12) and result.difference == np.inf
+    baseline[3] = np.inf
+    result = compare_pairs(method, baseline, larger_is_better=False)
+    assert (result.wins, result.ties, result.losses) == (0, 1, 11)
+    assert result.p == pytest.approx(2 / 2**11)
+    others = np.linspace(0.1, 1.2, 12).sum() - np.linspace(0.1, 1.2, 12)[3]
+    assert result.difference == pytest.approx(others / 12)
+    baseline[4] = np.inf  # infinite differences of both signs have no mean
+    method[5] = np.inf
+    result = compare_pairs(method, baseline, larger_is_better=False)
+    assert (result.wins, result.ties, result.losses) == (1, 1, 10)
+    assert math.isnan(result.difference)
+
+
 def test_many_close_differences_are_no_chain_of_ties():
     """2,000 differences from 0.1 to 0.1001 have steps of 5e-8, a fifth of the rounding.
 

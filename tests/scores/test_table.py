@@ -11,6 +11,8 @@ from pfl.scores import table
 from pfl.scores.table import CLIENTS, ScoreTable, append_scores
 from tests.refusal import refused
 
+SPLITS = {"train": 0.25, "val": 0.5, "test": 0.75}
+
 
 def written(folder, rounds=(2, 4, 6)):
     for number in rounds:
@@ -19,6 +21,19 @@ def written(folder, rounds=(2, 4, 6)):
             folder / CLIENTS, number, scores | {"test/global/accuracy": np.full(3, number / 8)}
         )
     return ScoreTable.read(folder)
+
+
+def test_scores_on_training_samples_are_read(tmp_path):
+    """`loop.evaluate: [train, test]` writes them beside the others."""
+    append_scores(
+        tmp_path / CLIENTS,
+        1,
+        {f"{split}/finetuned/5/loss": np.full(2, value) for split, value in SPLITS.items()},
+    )
+    scores = ScoreTable.read(tmp_path)
+    assert [str(name) for name in scores.names] == [f"{split}/finetuned/5/loss" for split in SPLITS]
+    assert scores.of(1, "train/finetuned/5/loss").tolist() == [0.25, 0.25]
+    assert scores.over_rounds("train/finetuned/5/loss")["mean"].tolist() == [0.25]
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -1,12 +1,21 @@
 """What becomes of cells without a value, of categories and of series, with values by hand."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from datamodules import ConfigError, Natural, OfficialSplit, SplitOwn, TableDataModule
+from datamodules import (
+    ArrayDataModule,
+    ConfigError,
+    Natural,
+    Normalize,
+    OfficialSplit,
+    SplitOwn,
+    TableDataModule,
+)
 from tests.commands import call
 from tests.refusal import refused
 
@@ -46,6 +55,20 @@ def test_the_mean_is_not_that_of_test_samples(tmp_path):
     protocol = SplitOwn(test=0.25, validation=0.25, order="y")
     data = of(tmp_path, text, missing="mean", protocol=protocol)
     assert inputs_of(data) == [[10], [20], [15], [600]]
+
+
+def test_normalization_sees_the_means_of_missing_values_beside_a_test_set():
+    """The second column is 10, 20, 30 with a gap: its mean is 20, its variance 200 / 4."""
+    x = np.array([[1.0, 10.0], [3.0, np.nan], [5.0, 20.0], [7.0, 30.0]])
+    test = np.array([[2.0, 20.0], [4.0, np.nan]])
+    data = ArrayDataModule(
+        x, np.array([0, 1, 0, 1]), test, np.array([0, 1]), num_clients=1, missing="mean",
+        protocol=OfficialSplit(validation=0.0), transforms=[Normalize()],
+    )  # fmt: skip
+    assert inputs_of(data)[1] == [3, 20] and inputs_of(data)[5] == [4, 20]
+    (normalize,) = data.transforms.transforms
+    assert normalize.mean == [4, 20]
+    assert normalize.std == pytest.approx([math.sqrt(5), math.sqrt(50)], rel=5e-4)
 
 
 def test_a_client_without_a_value_is_named(tmp_path):

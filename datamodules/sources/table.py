@@ -4,6 +4,7 @@ import copy
 import csv
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ from .encoding import (
 from .windows import windows
 
 _UTF8 = "a CSV file must be saved as UTF-8"
-
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # of the rows that are left of a data frame
 
 Table: TypeAlias = dict[str, Column]
 
@@ -51,7 +52,7 @@ class TableDataModule(FederatedDataModule):
     A target column of whole numbers, text or booleans holds classes, which are numbered in
     ascending order; a column of floating numbers means regression. `target_kind` overrides this.
     Cells such as NA among numbers are missing values. Parquet files need the package `pyarrow`
-    (`pip install pyarrow`).
+    (`pip install pyarrow`); an index of pandas without a name is left out.
 
     In a CSV file the ids of clients and the names of classes are the text of the cells: 007, 7 and
     07 are three clients. They are in the order of text. Only where all cells of the column are
@@ -590,7 +591,7 @@ def read_table(path: Path, conversions: list[str]) -> Table:
     if path.suffix == ".csv":
         names, columns = _read_csv(path, conversions)
     else:
-        names, columns = _read_parquet(path)
+        names, columns = _read_parquet(path, conversions)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         key = f"TableDataModule.file: {str(path)!r}"
         raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
@@ -648,7 +649,7 @@ def _other_separator(lines: Sequence[Sequence[str]]) -> str:
     return ""
 
 
-def _read_parquet(path: Path) -> tuple[list[str], list[Column]]:
+def _read_parquet(path: Path, conversions: list[str]) -> tuple[list[str], list[Column]]:
     key = f"TableDataModule.file: {str(path)!r}"
     pyarrow = optional_module(key, "pyarrow")
     from pyarrow import parquet
@@ -657,6 +658,10 @@ def _read_parquet(path: Path) -> tuple[list[str], list[Column]]:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{key} cannot be read: {error_line(error)}") from error
+    unnamed = [name for name in table.column_names if _PANDAS_INDEX.fullmatch(name)]
+    if unnamed:
+        table = table.drop_columns(unnamed)
+        conversions.append(f"{path.name}: the index of pandas is left out, as it has no name")
     numbers = ("int", "uint", "halffloat", "float", "double")
     columns = []
     for column in table.columns:

@@ -218,8 +218,12 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if isinstance(self.protocol, SplitOwn) and self.protocol.order is not None:
             self._times = order_of(self.protocol.order, columns, num_train)
         self._missing = loaded.missing
+        train = loaded.train
         if loaded.missing is not None and loaded.missing.any():
+            assert isinstance(samples, TensorSamples)
             self._fill(samples, loaded.missing, partition)
+            # With test samples these are a copy, and `loaded.train` still lacks the values.
+            train = TensorSamples(samples.inputs[:num_train], samples.targets[:num_train])
         if self.scale_targets == "client":
             self._scale_by_client(samples, partition)
         elif self.scale_targets:
@@ -229,7 +233,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if isinstance(self.protocol, OfficialSplit):
             _warn_of_newcomers(name, partition)
         self._transforms = self._transforms.bound(
-            loaded.train, self._num_clients, samples, partition.train
+            train, self._num_clients, samples, partition.train
         )
         about = partition.about
         if not about:  # what is partitioned and how, for `Partition.save`
@@ -245,9 +249,8 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
                 about["client_names"] = self._client_names
         self._partition = replace(partition, targets=targets, about=about)
 
-    def _fill(self, samples: Samples, missing: np.ndarray, partition: Partition) -> None:
+    def _fill(self, samples: TensorSamples, missing: np.ndarray, partition: Partition) -> None:
         """Gives missing values the means of their clients' training samples, and says so."""
-        assert isinstance(samples, TensorSamples)
         columns = self.feature_names or [str(number) for number in range(missing.shape[1])]
         given = None
         whose = "their client's training samples"

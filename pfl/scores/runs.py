@@ -30,8 +30,7 @@ BUDGETS = {
 }
 """What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
 OUTCOME = "outcome.json"  # what `pfl compare` and `pfl reproduce` record of their runs
-OF_A_RUN = ("seed_everything", "ckpt_path")  # keys of a configuration that seeds do not share
-OF_A_TRAINER = ("name", "default_root_dir")  # the same in `trainer`, its loggers included
+OF_A_RUN = re.compile(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_dir):.*\n")
 OF_A_SEED = re.compile(r"seed\d+$")
 
 
@@ -279,29 +278,13 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
             runs.append(replace(run, seed=int(seed)))
         # The name that an experiment has given the run, or else that of its method.
         method = str(outcome.get("label") or str(name).rpartition(".")[2])
-        keys.append((method, _without_seed(config) if config else str(folder)))
+        keys.append((method, OF_A_RUN.sub("", text) or str(folder)))
     first = {key: run.label for key, run in reversed(list(zip(keys, runs, strict=True)))}
     methods = [method for method, _ in first]
     return [
         replace(run, label=key[0] if methods.count(key[0]) == 1 else first[key])
         for run, key in zip(runs, keys, strict=True)
     ]
-
-
-def _without_seed(config: dict[str, Any]) -> str:
-    """Returns a text that configurations share that differ in their seed and their folder only."""
-    rest = {key: value for key, value in config.items() if key not in OF_A_RUN}
-    return repr({**rest, "trainer": _without_names(rest.get("trainer"))})
-
-
-def _without_names(value: Any) -> Any:
-    """Returns a part of `trainer` without the keys `OF_A_TRAINER`, at any depth."""
-    if isinstance(value, dict):
-        kept = {key: one for key, one in value.items() if key not in OF_A_TRAINER}
-        return {key: _without_names(one) for key, one in kept.items()}
-    if isinstance(value, list):
-        return [_without_names(one) for one in value]
-    return value
 
 
 def config_of(folder: Path) -> str:

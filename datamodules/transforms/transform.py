@@ -438,7 +438,7 @@ class Pipeline:
 
 
 def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
-    """Returns the mean and the standard deviation of each channel, rounded to four digits.
+    """Returns the mean and the standard deviation of each channel, rounded as by `_rounded`.
 
     Args:
         inputs: [N, C, ...]; uint8 images are scaled to [0, 1].
@@ -457,12 +457,22 @@ def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
         sums += x.sum((0, 2)), (x * x).sum((0, 2))
     mean, square = sums / count
     std = np.sqrt(np.maximum(square - mean**2, 0))
-    return _round_digits(mean + offset), _round_digits(std)
+    means = [_rounded(*pair) for pair in zip(mean + offset, std, strict=True)]
+    return means, [_rounded(value, value) for value in std]
 
 
-def _round_digits(values: np.ndarray) -> list[float]:
-    """Returns numbers with four significant digits, which absorb the order of their summation."""
-    return [float(f"{value:.4g}") for value in values]
+def _rounded(value: float, std: float) -> float:
+    """Returns a mean, or the deviation, with four digits, which absorb the order of its summation.
+
+    A mean of latitudes or of times in seconds, which four digits would move by more than a
+    hundredth of the standard deviation, has as many digits as it needs, up to those of float32.
+    """
+    limit = max(std / 100, np.finfo(np.float32).eps * abs(value))
+    for digits in range(4, 17):
+        rounded = float(f"{value:.{digits}g}")
+        if abs(rounded - value) <= limit:
+            break
+    return rounded
 
 
 def check_images(transform: Transform, inputs: Tensor) -> None:

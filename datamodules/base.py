@@ -164,6 +164,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         """
         self._like = other
 
+    def in_file(self, error: RowError) -> RowError:
+        """Returns an error about a sample, counted from 1, with its row in the user's file."""
+        return error
+
     def setup(self, stage: str | None = None) -> None:
         if self._partition is not None:
             return
@@ -208,10 +212,11 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         try:
             partition = self.protocol.split(owned, whole, rng)
         except RowError as error:
+            told = self.in_file(error)
             client = owner_of(loaded, error.row - 1)
             if client is None:
-                raise
-            raise error.of_client(client) from None
+                raise told from None
+            raise told.of_client(client) from None
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")

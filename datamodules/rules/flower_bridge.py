@@ -16,6 +16,7 @@ from .partitioner import Columns, Partitioner
 
 _ROWS = "rows of the data module"  # a column that no table has, as many have an "index"
 
+
 class FlowerRule(Partitioner):
     """Any partitioner of the package `flwr-datasets` as a rule (`pip install flwr-datasets`).
 

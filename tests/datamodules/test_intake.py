@@ -81,6 +81,30 @@ def test_a_client_without_a_value_is_named(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "place"),
+    [
+        ("x,t,site,y\n1,1,a,0\n,2,a,1\nold,3,b,0\n", {}, "'x' holds 'old'"),
+        ("x,t,site,y\n1,1,a,0\n,2,a,1\n7,soon,b,0\n", {}, "'t' holds 'soon'"),
+        ("x,t,site,y\n1,1,a,0\n,2,a,1\n7,3,b,no\n", {"target_kind": "numbers"}, "'y' holds 'no'"),
+    ],
+)
+@pytest.mark.parametrize("of_test", [False, True])
+def test_a_wrong_row_has_its_number_in_the_file(text, options, place, of_test, tmp_path):
+    """The second row is left out, so that the third one is the second of those that are read."""
+    where = "row 3 after the names, of the client 'b'"
+    if of_test:
+        (tmp_path / "test.csv").write_text(text)
+        options = {**options, "test_file": tmp_path / "test.csv"}
+        where = "row 3 after the names of test.csv, of the client 'b'"
+        text = "x,t,site,y\n1,1,a,0\n2,2,b,1\n"
+    protocol = SplitOwn(test=0.0, validation=0.0, order="t")
+    data = of(tmp_path, text, missing="drop", protocol=protocol, **options)
+    with pytest.raises(ConfigError) as error:
+        data.setup()
+    assert place in str(error.value) and f"({where})" in str(error.value)
+
+
 def test_rows_without_a_value_are_left_out_and_counted(tmp_path):
     data = of(tmp_path, ROWS, missing="drop", categories="one-hot")
     # The levels are those of the rows that are left: 30 A and 1 A.

@@ -46,6 +46,19 @@ class Loading(FederatedDataModule):
         return self.loaded
 
 
+@pytest.mark.parametrize(
+    ("targets", "ids", "key"), [(9, 10, "targets"), (10, 9, "client_ids"), (10, 11, "client_ids")]
+)
+def test_numbers_of_samples_that_differ_are_named_before_some_are_dropped(
+    targets, ids, key, one_line
+):
+    x = np.zeros((10, 2))
+    x[3, 1] = np.nan
+    given = {"targets": np.zeros(targets, int), "client_ids": np.arange(ids)}
+    with one_line(f"{key}.shape", "(10,"):
+        ArrayDataModule(x, **given, num_clients=1, missing="drop")
+
+
 @pytest.mark.parametrize("key", ["inputs", "targets", "test_inputs", "test_targets"])
 def test_nan_and_infinite_values_are_refused_before_training(key, one_line, tmp_path):
     rng = np.random.default_rng(0)

@@ -232,6 +232,11 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if self.scale_targets == "client":
             self._scale_by_client(samples, partition)
         elif self.scale_targets:
+            expected = (
+                "false, unless the streamed samples have targets: DatasetSamples(data, targets)"
+            )
+            known = samples.targets is not None
+            require_value(f"{name}.scale_targets", self.scale_targets, known, expected)
             trained = np.unique(partition.train.flat)
             self.target_scale = TargetScale.of(torch.from_numpy(targets[trained]))
             self.conversions.append(self.target_scale.describe())

@@ -467,7 +467,7 @@ def _rounded(value: float, std: float) -> float:
     A mean of latitudes or of times in seconds, which four digits would move by more than a
     hundredth of the standard deviation, has as many digits as it needs, up to those of float32.
     """
-    limit = max(std / 100, np.finfo(np.float32).eps * abs(value))
+    limit = max(std / 100, float(np.finfo(np.float32).eps) * abs(value))
     for digits in range(4, 17):
         rounded = float(f"{value:.{digits}g}")
         if abs(rounded - value) <= limit:

@@ -63,9 +63,9 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
         scale_targets: Whether the values of a regression are standardized for training, by their
             mean and standard deviation over the clients' training samples, with four digits, or
-            more of the mean where these would move it by a hundredth of the deviation; "client":
-            over each client's own, as for series of unlike sizes, and the client's samples have
-            these values. Metrics, predictions and exported models are in the targets' own unit.
+            nine of a mean that four would move by a quarter of the deviation; "client": over
+            each client's own, as for series of unlike sizes, and the client's samples have these
+            values. Metrics, predictions and exported models are in the targets' own unit.
 
     Attributes:
         partitioner: The partition rule, the argument `partition`.

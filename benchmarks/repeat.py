@@ -9,7 +9,9 @@ that one. The rows say how many numbers were compared, and their largest relativ
 files have seven digits. Runs of more than `--seconds` are given up.
 
 At night the number of the day picks the run of each file, so that every run has its turn, and goes
-to its last round. The command fails where one of the seven digits differs.
+to its last round. The command fails where one of the seven digits differs. Networks in float32
+whose training amplifies rounding have other digits on another kind of processor
+(results/repeat.md).
 """
 
 import argparse

@@ -371,3 +371,22 @@ def test_fedpds_floors_by_p_stand_beside_table_iii():
     ends = np.exp(logs[2][9] - logs[2][7]), np.exp(logs[0][9] - logs[0][7])
     assert f"the table's bound grows {ends[0]:.0f} times" in page
     assert f"20 times. | {ends[1]:.1f} times. | yes |" in page
+
+
+def test_the_training_accuracies_of_fedpd_are_those_of_their_data():
+    page = (RECORD / "fedpd.md").read_text()
+    name = "results/fedpd-mnist-training"
+    trained = curves(name, "train/global/accuracy_pooled", "run")
+    tested = curves(name, "test/global/accuracy_pooled", "run")
+    last = {run: 100 * line[-1] for (run,), line in trained.items()}
+    ahead = []
+    for (run,), line in tested.items():
+        assert f"| {run} | {last[run]:.2f} | {100 * line[-1]:.2f} |" in page
+        ahead.append(last[run] - 100 * line[-1])
+    others = [score for run, score in last.items() if run != "FedAvg"]
+    assert f"The last, by {min(others) - last['FedAvg']:.1f} points." in page
+    level = [last[run] for run in ("FedProx", "FedAvg, 0.01", "FedPD, p=0")]
+    assert f"Within {max(level) - min(level):.1f} points." in page
+    falls = [last["FedPD, p=0"] - last[f"FedPD, p={p}"] for p in (0.25, 0.5)]
+    assert f"It falls, by {falls[0]:.1f} and {falls[1]:.1f} points." in page
+    assert f"By {min(ahead):.1f} to {max(ahead):.1f}." in page

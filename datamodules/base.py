@@ -62,10 +62,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         num_workers: Worker processes of the loaders; 0 is fastest for data in memory.
         transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
         scale_targets: Whether the values of a regression are standardized for training, by their
-            mean and standard deviation over the clients' training samples, with four digits;
-            "client": over each client's own, as for series of unlike sizes, and the client's
-            samples have these values. Metrics, predictions and exported models are in the targets'
-            own unit.
+            mean and standard deviation over the clients' training samples, with four digits, or
+            nine of a mean that four would move by a quarter of the deviation; "client": over
+            each client's own, as for series of unlike sizes, and the client's samples have these
+            values. Metrics, predictions and exported models are in the targets' own unit.
 
     Attributes:
         partitioner: The partition rule, the argument `partition`.
@@ -164,6 +164,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         """
         self._like = other
 
+    def in_file(self, error: RowError) -> RowError:
+        """Returns an error about a sample, counted from 1, with its row in the user's file."""
+        return error
+
     def setup(self, stage: str | None = None) -> None:
         if self._partition is not None:
             return
@@ -208,28 +212,38 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         try:
             partition = self.protocol.split(owned, whole, rng)
         except RowError as error:
+            told = self.in_file(error)
             client = owner_of(loaded, error.row - 1)
             if client is None:
-                raise
-            raise error.of_client(client) from None
+                raise told from None
+            raise told.of_client(client) from None
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
         if isinstance(self.protocol, SplitOwn) and self.protocol.order is not None:
             self._times = order_of(self.protocol.order, columns, num_train)
         self._missing = loaded.missing
+        train = loaded.train
         if loaded.missing is not None and loaded.missing.any():
+            assert isinstance(samples, TensorSamples)
             self._fill(samples, loaded.missing, partition)
+            # With test samples these are a copy, and `loaded.train` still lacks the values.
+            train = TensorSamples(samples.inputs[:num_train], samples.targets[:num_train])
         if self.scale_targets == "client":
             self._scale_by_client(samples, partition)
         elif self.scale_targets:
+            expected = (
+                "false, unless the streamed samples have targets: DatasetSamples(data, targets)"
+            )
+            known = samples.targets is not None
+            require_value(f"{name}.scale_targets", self.scale_targets, known, expected)
             trained = np.unique(partition.train.flat)
             self.target_scale = TargetScale.of(torch.from_numpy(targets[trained]))
             self.conversions.append(self.target_scale.describe())
         if isinstance(self.protocol, OfficialSplit):
             _warn_of_newcomers(name, partition)
         self._transforms = self._transforms.bound(
-            loaded.train, self._num_clients, samples, partition.train
+            train, self._num_clients, samples, partition.train
         )
         about = partition.about
         if not about:  # what is partitioned and how, for `Partition.save`
@@ -245,9 +259,8 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
                 about["client_names"] = self._client_names
         self._partition = replace(partition, targets=targets, about=about)
 
-    def _fill(self, samples: Samples, missing: np.ndarray, partition: Partition) -> None:
+    def _fill(self, samples: TensorSamples, missing: np.ndarray, partition: Partition) -> None:
         """Gives missing values the means of their clients' training samples, and says so."""
-        assert isinstance(samples, TensorSamples)
         columns = self.feature_names or [str(number) for number in range(missing.shape[1])]
         given = None
         whose = "their client's training samples"

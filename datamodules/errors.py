@@ -27,22 +27,24 @@ class RowError(ConfigError):
     Attributes:
         text: What is wrong.
         row: The row, from 1, after the names.
+        place: The row in words, with the name of the file where that was given.
 
     Example:
         >>> print(RowError("the column 'age' holds 'old'; it must hold numbers", 8))
         the column 'age' holds 'old'; it must hold numbers (row 8 after the names)
     """
 
-    def __init__(self, text: str, row: int) -> None:
-        super().__init__(f"{text} (row {row} after the names)")
+    def __init__(self, text: str, row: int, file: str = "") -> None:
+        self.place = f"row {row} after the names"
+        if file:
+            self.place += f" of {file}"
+        super().__init__(f"{text} ({self.place})")
         self.text = text
         self.row = row
 
     def of_client(self, client: object) -> ConfigError:
         """Returns the error with the name of the client that owns the row."""
-        return ConfigError(
-            f"{self.text} (row {self.row} after the names, of the client {str(client)!r})"
-        )
+        return ConfigError(f"{self.text} ({self.place}, of the client {str(client)!r})")
 
 
 def require_value(key: str, value: object, holds: bool, expected: str) -> None:

@@ -14,6 +14,8 @@ from ..errors import ConfigError, error_line, require_value
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .partitioner import Columns, Partitioner
 
+_ROWS = "rows of the data module"  # a column that no table has, as many have an "index"
+
 
 class FlowerRule(Partitioner):
     """Any partitioner of the package `flwr-datasets` as a rule (`pip install flwr-datasets`).
@@ -76,14 +78,14 @@ class FlowerRule(Partitioner):
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
         seed = int(rng.integers(1 << 31))
         datasets = _flower("datasets")
-        columns = {"index": np.arange(len(targets)), **self._columns}
+        columns = {**self._columns, _ROWS: np.arange(len(targets))}
         if targets.ndim == 1:
             columns["label"] = targets
         try:
             partitioner = self._build(num_clients, seed)
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             made = partitioner.num_partitions
-            parts = [np.sort(partitioner.load_partition(i)["index"]) for i in range(made)]
+            parts = [np.sort(partitioner.load_partition(i)[_ROWS]) for i in range(made)]
         except ConfigError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -282,6 +282,12 @@ class ByValue(PerSample):
         kind = f"{values.dtype} of shape {values.shape}"
         holds = values.ndim == 1 and values.dtype.kind in "biuf"
         require_value("ByValue.values", kind, holds, "one number per sample")
+        if self._by_target:
+            known = not np.isnan(values).any()
+            expected = (
+                "given, as the streamed samples have no targets: DatasetSamples(data, targets)"
+            )
+            require_value("ByValue.values", None, known, expected)
         shuffled = rng.permutation(len(values))
         owners = np.empty(len(values), np.int64)
         order = shuffled[np.argsort(values[shuffled], kind="stable")]

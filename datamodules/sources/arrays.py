@@ -179,8 +179,10 @@ def _without_gaps(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray],
     kept = []
     for prefix in ("", "test_"):
         names = [name for name in (f"{prefix}inputs", f"{prefix}targets") if name in arrays]
-        if len({len(arrays[name]) for name in names}) != 1:  # this is refused later
+        if not names:
             continue
+        if len({len(arrays[name]) for name in names}) > 1:  # this is refused later
+            return arrays, ""
         gaps = np.zeros(len(arrays[names[0]]), bool)
         for name in names:
             gaps |= _gaps(arrays[name]).reshape(len(gaps), -1).any(1)
@@ -192,6 +194,10 @@ def _without_gaps(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray],
         return arrays, ""
     if "client_ids" in arrays:  # of the training samples, or of all
         ids = arrays["client_ids"]
+        number = len(kept[0])
+        expected = f"({number},), one id per training sample, or per sample"
+        holds = len(ids) in (number, len(whole))
+        require_value("ArrayDataModule.client_ids.shape", ids.shape, holds, expected)
         result["client_ids"] = ids[whole[: len(ids)]]
     expected = "'refuse' or 'mean', as each training sample lacks a value"
     require_value("ArrayDataModule.missing", "drop", len(result["inputs"]) > 0, expected)

@@ -4,10 +4,11 @@ import copy
 import csv
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
@@ -40,9 +41,21 @@ from .encoding import (
 from .windows import windows
 
 _UTF8 = "a CSV file must be saved as UTF-8"
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # of the rows that are left of a data frame
 
 
-Table: TypeAlias = dict[str, Column]
+class Table(dict[str, Column]):
+    """Columns by name.
+
+    Attributes:
+        rows: The number of each row in its file, from 1, after the names.
+        file: The name of the file if it is not the first one.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], rows: np.ndarray, file: str = "") -> None:
+        super().__init__(columns)
+        self.rows = rows
+        self.file = file
 
 
 class TableDataModule(FederatedDataModule):
@@ -51,7 +64,7 @@ class TableDataModule(FederatedDataModule):
     A target column of whole numbers, text or booleans holds classes, which are numbered in
     ascending order; a column of floating numbers means regression. `target_kind` overrides this.
     Cells such as NA among numbers are missing values. Parquet files need the package `pyarrow`
-    (`pip install pyarrow`).
+    (`pip install pyarrow`); an index of pandas without a name is left out.
 
     In a CSV file the ids of clients and the names of classes are the text of the cells: 007, 7 and
     07 are three clients. They are in the order of text. Only where all cells of the column are
@@ -195,6 +208,9 @@ class TableDataModule(FederatedDataModule):
     def load(self) -> Loaded:
         self.conversions = []
         tables = [read_table(path, self.conversions) for path in self._paths()]
+        for table in tables[1:]:
+            assert self.test_file is not None
+            table.file = self.test_file.name
         features = self._features(tables[0])
         self.read_columns = features
         if self.missing == "drop":
@@ -226,19 +242,30 @@ class TableDataModule(FederatedDataModule):
                     read = identifiers_of
                 columns[name] = _joined([table[name] for table in tables], read)
         num_train = _rows_of(tables[0])
+        sample_rows = np.concatenate([table.rows for table in tables])
         values = inputs.values
         if self.window is not None:
             rows, last, num_train = self._windows(tables, ids, columns)
             values = np.ascontiguousarray(values[rows].transpose(0, 2, 1))
             targets = targets[last]
             columns = {name: column[last] for name, column in columns.items()}
+            sample_rows = sample_rows[last]
             if ids is not None:
                 ids = ids[last]
+        self._sample_rows = np.split(sample_rows, [num_train])
         train, test = train_and_test(values, targets, num_train)
         missing = None
         if self.missing == "mean":
             missing = inputs.missing
         return Loaded(train, test, ids, columns, names, missing)
+
+    def in_file(self, error: RowError) -> RowError:
+        train, test = self._sample_rows
+        place = error.row - 1
+        if place < len(train):
+            return RowError(error.text, int(train[place]))
+        assert self.test_file is not None
+        return RowError(error.text, int(test[place - len(train)]), self.test_file.name)
 
     def read_like(self, other: FederatedDataModule) -> None:
         super().read_like(other)
@@ -304,7 +331,7 @@ class TableDataModule(FederatedDataModule):
         require_value("TableDataModule.window", self.window, len(rows) > 0, expected)
         others = np.ones(len(values), bool)
         others[last] = False
-        kept = {name: without_rows(column, others) for name, column in table.items()}
+        kept = _without_rows(table, others)
         return np.ascontiguousarray(values[rows].transpose(0, 2, 1)), kept, last
 
     def _paths(self) -> list[Path]:
@@ -344,7 +371,7 @@ class TableDataModule(FederatedDataModule):
             expected = "'refuse' or 'mean', as each row of a file lacks a value"
             require_value("TableDataModule.missing", self.missing, holds, expected)
             if gaps.any():
-                table = {name: without_rows(column, gaps) for name, column in table.items()}
+                table = _without_rows(table, gaps)
             result.append(table)
         if dropped:
             where = ", ".join(f"{name!r} {count}" for name, count in counts.items() if count)
@@ -546,21 +573,37 @@ class TableDataModule(FederatedDataModule):
 
     @contextmanager
     def _naming(self, tables: Sequence[Table]) -> Iterator[None]:
-        """Names inside the client of a row that is wrong, where the file has a client column.
+        """Names inside the row of the file that is wrong, and its client where there is a column.
 
         The rows of the tables are counted from the first one's.
         """
         try:
             yield
         except RowError as error:
+            told = _in_file(error, tables)
             name = self.client_column
             if name is None or any(name not in table for table in tables):
-                raise
+                raise told from None
             clients = joined_names([table[name] for table in tables])
             client = clients[error.row - 1]
             if gaps_of(clients)[error.row - 1]:
-                raise
-            raise error.of_client(client) from None
+                raise told from None
+            raise told.of_client(client) from None
+
+
+def _in_file(error: RowError, tables: Sequence[Table]) -> RowError:
+    """Returns an error about a row of several tables with its number in its file."""
+    place = error.row - 1
+    for table in tables:
+        if place < len(table.rows):
+            return RowError(error.text, int(table.rows[place]), table.file)
+        place -= len(table.rows)
+    return error
+
+
+def _without_rows(table: Table, left_out: np.ndarray) -> Table:
+    columns = {name: without_rows(column, left_out) for name, column in table.items()}
+    return Table(columns, table.rows[~left_out], table.file)
 
 
 def _rows_of(table: Table) -> int:
@@ -590,13 +633,14 @@ def read_table(path: Path, conversions: list[str]) -> Table:
     if path.suffix == ".csv":
         names, columns = _read_csv(path, conversions)
     else:
-        names, columns = _read_parquet(path)
+        names, columns = _read_parquet(path, conversions)
     if twice := sorted({name for name in names if names.count(name) > 1}):
         key = f"TableDataModule.file: {str(path)!r}"
         raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
     holds = len(columns) > 0 and len(columns[0].values) > 0
     require_value("TableDataModule.file", str(path), holds, "a file with at least one row")
-    return dict(zip(names, columns, strict=True))
+    rows = np.arange(1, len(columns[0].values) + 1)
+    return Table(dict(zip(names, columns, strict=True)), rows)
 
 
 def _read_csv(path: Path, conversions: list[str]) -> tuple[list[str], list[Column]]:
@@ -648,7 +692,7 @@ def _other_separator(lines: Sequence[Sequence[str]]) -> str:
     return ""
 
 
-def _read_parquet(path: Path) -> tuple[list[str], list[Column]]:
+def _read_parquet(path: Path, conversions: list[str]) -> tuple[list[str], list[Column]]:
     key = f"TableDataModule.file: {str(path)!r}"
     pyarrow = optional_module(key, "pyarrow")
     from pyarrow import parquet
@@ -657,6 +701,10 @@ def _read_parquet(path: Path) -> tuple[list[str], list[Column]]:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{key} cannot be read: {error_line(error)}") from error
+    unnamed = [name for name in table.column_names if _PANDAS_INDEX.fullmatch(name)]
+    if unnamed:
+        table = table.drop_columns(unnamed)
+        conversions.append(f"{path.name}: the index of pandas is left out, as it has no name")
     numbers = ("int", "uint", "halffloat", "float", "double")
     columns = []
     for column in table.columns:

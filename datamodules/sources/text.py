@@ -142,7 +142,9 @@ class InstructionDataModule(FederatedDataModule):
         inputs = []
         targets = []
         users = []
-        for number, line in enumerate(self.file.read_text(encoding="utf-8").splitlines(), 1):
+        with self.file.open(encoding="utf-8") as file:
+            lines = list(file)  # a text may hold other marks at which `splitlines` divides lines
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
                 prompt = encode(row["prompt"])

@@ -66,7 +66,7 @@ class TargetScale(nn.Module):
         """Returns a line about the numbers."""
         numbers = []
         for values in (self.mean, self.std):
-            numbers.append(", ".join(f"{value:.4g}" for value in values.tolist()))
+            numbers.append(", ".join(f"{value:.7g}" for value in values.tolist()))
         return (
             f"targets: standardized for training by mean {numbers[0]} and standard deviation "
             f"{numbers[1]}; metrics and predictions are in the targets' own unit, losses are not"

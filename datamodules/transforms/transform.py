@@ -438,7 +438,7 @@ class Pipeline:
 
 
 def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
-    """Returns the mean and the standard deviation of each channel, rounded to four digits.
+    """Returns the mean and the standard deviation of each channel, rounded as by `_rounded`.
 
     Args:
         inputs: [N, C, ...]; uint8 images are scaled to [0, 1].
@@ -457,12 +457,21 @@ def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
         sums += x.sum((0, 2)), (x * x).sum((0, 2))
     mean, square = sums / count
     std = np.sqrt(np.maximum(square - mean**2, 0))
-    return _round_digits(mean + offset), _round_digits(std)
+    means = [_rounded(*pair) for pair in zip(mean + offset, std, strict=True)]
+    return means, [_rounded(value, value) for value in std]
 
 
-def _round_digits(values: np.ndarray) -> list[float]:
-    """Returns numbers with four significant digits, which absorb the order of their summation."""
-    return [float(f"{value:.4g}") for value in values]
+def _rounded(value: float, std: float) -> float:
+    """Returns a mean, or the deviation, with four digits, which absorb the order of its summation.
+
+    A mean of latitudes or of times in seconds, which four digits would move by more than a quarter
+    of the standard deviation, has nine digits, as float32 has.
+    """
+    rounded = float(f"{value:.4g}")
+    limit = max(std / 4, float(np.finfo(np.float32).eps) * abs(value))
+    if abs(rounded - value) > limit:
+        return float(f"{value:.9g}")
+    return rounded
 
 
 def check_images(transform: Transform, inputs: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from datamodules import (
     ArrayDataModule,
+    ByValue,
     DatasetSamples,
     FederatedDataModule,
     Loaded,
@@ -44,6 +45,33 @@ class Loading(FederatedDataModule):
 
     def load(self):
         return self.loaded
+
+
+@pytest.mark.parametrize(
+    ("targets", "ids", "key"), [(9, 10, "targets"), (10, 9, "client_ids"), (10, 11, "client_ids")]
+)
+def test_numbers_of_samples_that_differ_are_named_before_some_are_dropped(
+    targets, ids, key, one_line
+):
+    x = np.zeros((10, 2))
+    x[3, 1] = np.nan
+    given = {"targets": np.zeros(targets, int), "client_ids": np.arange(ids)}
+    with one_line(f"{key}.shape", "(10,"):
+        ArrayDataModule(x, **given, num_clients=1, missing="drop")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [({"scale_targets": True}, "Streamed.scale_targets"), ({"partition": ByValue()}, "ByValue")],
+)
+def test_targets_that_are_only_streamed_have_no_mean_and_no_order(options, key, one_line):
+    class Streamed(FederatedDataModule):
+        def load(self):
+            items = [(torch.zeros(2), torch.tensor(float(i))) for i in range(8)]
+            return Loaded(DatasetSamples(Items(*items)))
+
+    with one_line(key, "DatasetSamples(data, targets)"):
+        Streamed(num_clients=2, **options).setup()
 
 
 @pytest.mark.parametrize("key", ["inputs", "targets", "test_inputs", "test_targets"])

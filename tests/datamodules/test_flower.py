@@ -113,3 +113,25 @@ def test_a_rule_is_a_partitioner_of_flower(flwr):
     named.dataset = datasets.Dataset.from_dict({"name": [f"class {k}" for k in LABELS]})
     expected = Dirichlet(0.5).assign(LABELS, 7, np.random.default_rng(4))
     assert len(named.load_partition(2)) == expected.sizes[2]
+
+
+class EverySecond:
+    """A partitioner as Flower's are: partition i has the rows i, i + 2, ... in their order."""
+
+    dataset = None
+    num_partitions = 2
+
+    def load_partition(self, i):
+        return self.dataset.select(range(i, len(self.dataset), 2))
+
+
+def test_a_column_of_the_name_index_is_not_taken_for_the_rows(tmp_path):
+    pytest.importorskip("datasets")
+    lines = [f"{7 - row},{row % 3},{row % 2}" for row in range(8)]
+    (tmp_path / "t.csv").write_text("\n".join(["index,x,y", *lines]))
+    data = TableDataModule(
+        tmp_path / "t.csv", "y", num_clients=2, partition=FlowerRule(EverySecond()),
+        protocol=SplitOwn(0.0, 0.0),
+    )  # fmt: skip
+    found = [data.partition.train[client].tolist() for client in range(2)]
+    assert found == [[0, 2, 4, 6], [1, 3, 5, 7]]

@@ -1,12 +1,21 @@
 """What becomes of cells without a value, of categories and of series, with values by hand."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from datamodules import ConfigError, Natural, OfficialSplit, SplitOwn, TableDataModule
+from datamodules import (
+    ArrayDataModule,
+    ConfigError,
+    Natural,
+    Normalize,
+    OfficialSplit,
+    SplitOwn,
+    TableDataModule,
+)
 from tests.commands import call
 from tests.refusal import refused
 
@@ -48,6 +57,20 @@ def test_the_mean_is_not_that_of_test_samples(tmp_path):
     assert inputs_of(data) == [[10], [20], [15], [600]]
 
 
+def test_normalization_sees_the_means_of_missing_values_beside_a_test_set():
+    """The second column is 10, 20, 30 with a gap: its mean is 20, its variance 200 / 4."""
+    x = np.array([[1.0, 10.0], [3.0, np.nan], [5.0, 20.0], [7.0, 30.0]])
+    test = np.array([[2.0, 20.0], [4.0, np.nan]])
+    data = ArrayDataModule(
+        x, np.array([0, 1, 0, 1]), test, np.array([0, 1]), num_clients=1, missing="mean",
+        protocol=OfficialSplit(validation=0.0), transforms=[Normalize()],
+    )  # fmt: skip
+    assert inputs_of(data)[1] == [3, 20] and inputs_of(data)[5] == [4, 20]
+    (normalize,) = data.transforms.transforms
+    assert normalize.mean == [4, 20]
+    assert normalize.std == pytest.approx([math.sqrt(5), math.sqrt(50)], rel=5e-4)
+
+
 def test_a_client_without_a_value_is_named(tmp_path):
     data = of(tmp_path, "x,y,site\n,0,north\n,1,north\n3,0,south\n", missing="mean")
     with pytest.raises(ConfigError) as error:
@@ -56,6 +79,30 @@ def test_a_client_without_a_value_is_named(tmp_path):
         "missing: 'mean', but the client 'north' has no value of the column 'x' in its 2 training "
         "samples; the column must be left out, or missing must be 'drop'"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "place"),
+    [
+        ("x,t,site,y\n1,1,a,0\n,2,a,1\nold,3,b,0\n", {}, "'x' holds 'old'"),
+        ("x,t,site,y\n1,1,a,0\n,2,a,1\n7,soon,b,0\n", {}, "'t' holds 'soon'"),
+        ("x,t,site,y\n1,1,a,0\n,2,a,1\n7,3,b,no\n", {"target_kind": "numbers"}, "'y' holds 'no'"),
+    ],
+)
+@pytest.mark.parametrize("of_test", [False, True])
+def test_a_wrong_row_has_its_number_in_the_file(text, options, place, of_test, tmp_path):
+    """The second row is left out, so that the third one is the second of those that are read."""
+    where = "row 3 after the names, of the client 'b'"
+    if of_test:
+        (tmp_path / "test.csv").write_text(text)
+        options = {**options, "test_file": tmp_path / "test.csv"}
+        where = "row 3 after the names of test.csv, of the client 'b'"
+        text = "x,t,site,y\n1,1,a,0\n2,2,b,1\n"
+    protocol = SplitOwn(test=0.0, validation=0.0, order="t")
+    data = of(tmp_path, text, missing="drop", protocol=protocol, **options)
+    with pytest.raises(ConfigError) as error:
+        data.setup()
+    assert place in str(error.value) and f"({where})" in str(error.value)
 
 
 def test_rows_without_a_value_are_left_out_and_counted(tmp_path):

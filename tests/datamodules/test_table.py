@@ -90,6 +90,22 @@ def test_categories_of_parquet_are_text(tmp_path):
     assert data.load().train.targets.tolist() == [1, 0, 1, 0]
 
 
+def test_the_index_of_a_data_frame_is_no_input(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": [1.0, 2, 3, 4, 5], "y": [0, 1, 0, 1, 0]})
+    some = frame[frame["x"] != 2]  # pandas writes the numbers of these rows, too
+    some.to_parquet(tmp_path / "some.parquet")
+    data = TableDataModule(tmp_path / "some.parquet", "y", num_clients=1)
+    assert data.samples.inputs.tolist() == [[1], [3], [4], [5]]
+    assert data.feature_names == ["x"]
+    said = "some.parquet: the index of pandas is left out, as it has no name"
+    assert data.conversions == [said]
+    some.rename_axis("patient").to_parquet(tmp_path / "named.parquet")  # the user's own column
+    data = TableDataModule(tmp_path / "named.parquet", "y", num_clients=1)
+    data.setup()
+    assert data.feature_names == ["x", "patient"]
+
+
 def test_an_official_test_set_has_the_same_classes(file):
     test = {"outcome": ["dead", "well"], "dose": [1.0, 2.0], "age": [1, 2], "smoker": [True, True]}
     data = TableDataModule(

@@ -20,7 +20,8 @@ ROWS = [
 
 def written(folder, rows):
     path = folder / "chats.jsonl"
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
@@ -50,6 +51,16 @@ def test_a_damaged_line_is_named(tmp_path, row):
     data = InstructionDataModule(written(tmp_path, [ROWS[0], row]))
     with refused("InstructionDataModule.file", "line 2", "prompt"):
         data.setup()
+
+
+def test_a_text_may_hold_a_line_separator(tmp_path):
+    """JSON allows U+2028 and U+0085 within a text; only the end of the line divides samples."""
+    rows = [{"prompt": "a\u2028b", "answer": "c"}, {"prompt": "d", "answer": "e\x85"}]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    data = InstructionDataModule(written(tmp_path, lines), length=8, num_clients=1)
+    inputs, _ = data.samples.gather(torch.arange(2))
+    expected = [[byte + 1 for byte in text.encode()] for text in ("a\u2028bc", "de\x85")]
+    assert inputs.tolist() == [tokens + [0] * (8 - len(tokens)) for tokens in expected]
 
 
 def test_a_missing_file_is_named():

@@ -183,10 +183,25 @@ def test_the_columns_of_a_table_are_normalized_one_by_one():
         batch_size=None,
     )  # fmt: skip
     (inputs, _), *_ = data.train_dataloader()
-    # Mean and standard deviation have four digits. The rounded mean of 1000 leaves up to 0.5.
+    # Mean and standard deviation have four digits. The rounded mean of 1000 leaves up to 0.5,
+    # where the deviation is 200.
     assert data.transforms.transforms[0].std == [float(f"{s:.4g}") for s in x.std(0)]
     np.testing.assert_allclose(inputs.std(0, correction=0), 1, rtol=1e-3)
     np.testing.assert_allclose(inputs[:, 2].mean(), 0, atol=0.5 / 200 + 1e-5)
+
+
+def test_a_mean_far_from_zero_is_as_exact_as_its_deviation_needs():
+    """Seconds of a day in 2023, latitudes in a city, and a constant column."""
+    rows = np.arange(101.0)  # their mean is 50, their variance (101^2 - 1) / 12 = 850
+    x = np.stack([1.7e9 + 864 * rows, 52.51634 + 1e-4 * (rows - 50), 0 * rows + 12_345], 1)
+    data = TensorDataModule(
+        x, np.zeros(101), num_clients=1, protocol=SplitOwn(0.0, 0.0), transforms=[Normalize()],
+        batch_size=None,
+    )  # fmt: skip
+    inputs = data.dataset(0).batch(list(range(101)))[0]
+    z = (rows - 50) / np.sqrt(850)
+    expected = np.stack([z, z, 0 * rows], 1)
+    np.testing.assert_allclose(inputs, expected, atol=2e-3)  # the deviation has four digits
 
 
 def test_given_statistics_are_used_as_they_are():

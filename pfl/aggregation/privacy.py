@@ -133,9 +133,16 @@ class SamplePrivacy(Checked):
 
         Args:
             sizes: Number of training samples of each client, int64 [C].
-            gradients: Number of gradients that each client has taken, [C].
+            counts: Number of gradients that each client has taken, [C]; NaN where it is not known,
+                and then ε is NaN.
             batch_size: The expected size of a mini-batch; None: all samples.
         """
+        known = ~np.isnan(counts)
+        if not known.all():
+            epsilons = np.full(len(counts), np.nan)
+            if known.any():
+                epsilons[known] = self.epsilons(sizes[known], counts[known], batch_size)
+            return epsilons
         if self.reproducible:
             return np.where((sizes > 0) & (counts > 0), np.inf, 0.0)
         pairs, places = np.unique(np.stack([sizes, counts]), axis=1, return_inverse=True)

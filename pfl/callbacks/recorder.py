@@ -315,7 +315,7 @@ class RunRecorder(Callback):
         summary["partition_hash"] = loop.datamodule.partition.hash
         if algorithm.run.private is not None:
             summary["privacy"] = algorithm.run.private.describe()
-        if clients.epsilons is not None:
+        if clients.epsilons is not None and not np.isnan(clients.epsilons).any():
             summary["sample_epsilon"] = float(clients.epsilons.max())
         summary |= loop.datamodule.left_out()
         summary["conversions"] = loop.datamodule.conversions

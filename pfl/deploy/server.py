@@ -6,6 +6,7 @@ callbacks and the checkpoints. `Server.join` hands the method a transport to the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -200,8 +201,10 @@ class Remote(Transport):
         """Returns a party that has answered, whose message may be lost all the same."""
         method = self._method
         log.extend(answer.log)
-        if answer.gradients is not None and GRADIENTS in method.states.declared:
-            spent = torch.full((1, 1), float(answer.gradients))
+        if GRADIENTS in method.states.declared:
+            spent = torch.full((1, 1), math.nan)  # the party does not say
+            if answer.gradients is not None:
+                spent.fill_(answer.gradients)
             method.store.write(GRADIENTS, clients.ids, spent)
         ((_, arrives),) = [part for part in self.loop.participation.parts(clients) if len(part[0])]
         if not arrives:

@@ -454,7 +454,7 @@ class Worker:
             taken = log.gradients
         answer: dict[str, Any] = {"messages": _messages(messages), "losses": losses, "taken": taken}
         answer["tables"] = log.tables
-        if GRADIENTS in states:
+        if GRADIENTS in states and self.sizes:  # their number tells that of the samples
             answer["gradients"] = float(states[GRADIENTS])
         return answer
 

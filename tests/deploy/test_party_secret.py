@@ -2,6 +2,7 @@
 
 import os
 import stat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,15 @@ from models import HalfSquaredError
 from pfl import FederatedLoop
 from pfl.aggregation.privacy import SamplePrivacy
 from pfl.algorithms import FedAvg
+from pfl.clients import Clients
 from pfl.deploy.data import OwnSamples
+from pfl.deploy.server import Remote, _Answer
 from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import Worker, digest
+from pfl.method.log import Log
 from pfl.method.party import Party
 from pfl.rounds.checkpoint_io import KEY_FILE, read_key
+from pfl.stages.private import GRADIENTS
 from tests.algorithms.methods import BATCHES, SIZES, small_network, small_world
 
 CLIENT = 0
@@ -124,3 +129,29 @@ def test_gradients_of_a_round_that_comes_again_count_again(tmp_path):
     party = worker(tmp_path)
     counts = [unpack(party.answer(request()))["gradients"] for _ in range(2)]
     assert counts == [6, 12]
+
+
+def test_gradients_are_not_told_where_the_number_of_samples_is_not(tmp_path):
+    """They would tell it: half of it, rounded up, in each of two epochs."""
+    party = worker(tmp_path)
+    party.sizes = False
+    assert "gradients" not in unpack(party.answer(request()))
+
+
+def test_a_server_that_is_not_told_gradients_does_not_know_epsilon():
+    """The message of client 2 is lost here, and its gradients count all the same."""
+    written = {}
+    clients = Clients(np.array([2]), 0, None)
+    store = SimpleNamespace(write=lambda name, ids, rows: written.update({name: float(rows)}))
+    remote = Remote(None)
+    remote._method = SimpleNamespace(store=store, states=SimpleNamespace(declared={GRADIENTS: 0}))
+    remote.loop = SimpleNamespace(participation=SimpleNamespace(parts=lambda one: [(one, False)]))
+    for told, expected in ((24.0, 24.0), (None, np.nan)):
+        answer = _Answer({}, Log(), told)
+        assert remote._group(clients, 0, Log(), answer, None).parcel is None
+        np.testing.assert_equal(written[GRADIENTS], expected)
+    privacy = SamplePrivacy(**NOISE, delta=1e-5)
+    found = privacy.epsilons(np.array(SIZES), np.array([24.0, 8.0, np.nan, 8.0]), 2)
+    known = privacy.epsilons(np.array(SIZES)[[0, 1, 3]], np.array([24.0, 8.0, 8.0]), 2)
+    np.testing.assert_array_equal(found, [*known[:2], np.nan, known[2]])
+    assert np.isnan(privacy.epsilons(np.array([1]), np.array([np.nan]), 2)).all()

@@ -29,7 +29,6 @@ REASONS = {
     "FlukeDirichlet.min_ex_class": "runs that repeat fluke's, where it has this name",
     "FlukeQuantity.min_quantity": "runs that repeat fluke's, where it has this name",
     "HeurFedAMP.own_weight": "the paper's ξ_ii, which it tunes",
-    "HeterogeneousLogistic.test_samples": "accuracies beside the distance to the optimum",
     "HuggingFaceDataModule.revision": "a run that is to be repeated after the hub's data change",
     "HuggingFaceDataModule.test_split": "data sets whose split is called otherwise",
     "HuggingFaceDataModule.train_split": "data sets whose split is called otherwise",

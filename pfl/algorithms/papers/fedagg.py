@@ -58,8 +58,8 @@ class FedAgg(FederatedAlgorithm):
 
     Args:
         rate_penalty: α: larger rates cost more.
-        max_rate: η_max. The paper's 1 does not keep networks with convolutions from diverging: rates
-            rose to three times the base in two runs (docs/record/fedagg.md).
+        max_rate: η_max. With the paper's 1 two runs of networks with convolutions diverged, when a
+            client's rate had risen to three times the base (docs/record/fedagg.md).
         damping_steps: J.
         mean_field: "damped" or "fixed_point".
         tolerance: The bound on the norms of the changes of φ1 and φ2 in FA-0.

@@ -4,8 +4,9 @@
     python -m benchmarks.pfllib runs/reproduce/pfllib-fashion    # the published data and the table
     python -m benchmarks.pfllib                                  # the table of the published data
 
-The data have, for each client in each evaluated round of each run, how many of its test samples its
-model has right. Rows that the folder does not have stay.
+A run of another number of rounds (`--change trainer.max_epochs=100`) is a row of its own. The data
+have, for each client in each evaluated round of each run, how many of its test samples its model
+has right. Rows that the folder does not have stay.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pfl.scores.names import ScoreName
 from pfl.scores.runs import find_runs, read_runs
 
 DATA = "results/pfllib-fashion/clients"
+ROUNDS = 30  # of the file's runs
 KINDS = ("personalized", "finetuned/100", "global")
 PRINTED = {  # docs/benchmark.html of PFLlib's commit d832e76, Fashion-MNIST, practical
     "FedAvg": 85.85,
@@ -51,6 +53,10 @@ def clients(folder: Path) -> Iterator[dict[str, object]]:
         if not run.finished:
             continue
         sizes = run.clients["test_samples"].astype(int).tolist()
+        label = run.label
+        rounds = int(run.rows[-1]["round"])
+        if rounds != ROUNDS:
+            label = f"{label}, {rounds} rounds"
         for row in run.rows:
             for kind in KINDS:
                 accuracies = run.client_scores(row, ScoreName("test", kind, "accuracy"))
@@ -58,7 +64,7 @@ def clients(folder: Path) -> Iterator[dict[str, object]]:
                     continue
                 for client, samples in enumerate(sizes):
                     yield {
-                        "run": run.label,
+                        "run": label,
                         "model": kind,
                         "round": int(row["round"]),
                         "client": client,

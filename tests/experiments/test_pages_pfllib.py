@@ -1,0 +1,73 @@
+"""The numbers of docs/record/pfllib.md are those of its published data."""
+
+import pytest
+
+from benchmarks import pfllib, published
+from pfl.report.table import markdown
+from tests.experiments.pages import RECORD
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (RECORD / "pfllib.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def pooled():
+    """The share of test samples that are right, in %, by run and model, and then by round."""
+    right: dict[tuple[str, str], dict[int, int]] = {}
+    sizes: dict[str, int] = {}
+    for row in published.rows(pfllib.DATA):
+        rounds = right.setdefault((row["run"], row["model"]), {})
+        rounds[int(row["round"])] = rounds.get(int(row["round"]), 0) + int(row["right"])
+        sizes[row["client"]] = int(row["samples"])
+    assert sum(sizes.values()) == 17_507  # a quarter of each client's samples, of 70,000 in all
+    return {
+        key: {k: 100 * count / 17_507 for k, count in rounds.items()}
+        for key, rounds in right.items()
+    }
+
+
+def test_the_table_is_that_of_the_data(page):
+    assert markdown(pfllib.table()) in page
+
+
+def test_largest_and_last_are_pooled_over_samples(pooled):
+    table = {row[0]: row for row in pfllib.table().rows}
+    for (run, kind), rounds in pooled.items():
+        name = run
+        if kind.startswith("finetuned"):
+            name = f"{run} + fine-tuning"
+        assert table[name][2] == f"{max(rounds.values()):.2f}"
+        assert table[name][4] == f"{rounds[max(rounds)]:.2f}"
+
+
+def test_a_round_chosen_by_other_clients_is_not_the_best_one_by_chance():
+    """Even clients are best in the second round, odd ones in the first: each half counts there."""
+    right = pfllib.np.array([[1.0, 4.0], [3.0, 2.0]])
+    assert pfllib.chosen_by_others(right) == 1.0 + 2.0
+    assert right.sum(1).max() == 5.0
+
+
+def test_the_verdicts_are_those_of_the_data(page, pooled):
+    own = {run: rounds for (run, kind), rounds in pooled.items() if kind == "personalized"}
+    last = {run: rounds[max(rounds)] for run, rounds in own.items()}
+    tuned = pooled["FedAvg", "finetuned/100"][30]
+    below = {run: pfllib.PRINTED[run] - last[run] for run in ("FedPer", "FedRep")}
+    rise = [own[run][30] - own[run][21] for run in below]
+    assert "FedPer {FedPer:.2f} below, FedRep {FedRep:.2f}.".format(**below) in page
+    assert "by {:.2f} and {:.2f} points in the last nine rounds".format(*rise) in page
+    assert f"| {85.85 - pooled['FedAvg', 'global'][30]:.2f} below. | yes |" in page
+    assert f"| {last['FedPer'] - tuned:.2f} behind. | just not |" in page
+    assert f"| {last['clients alone'] - last['FedPer']:.2f} points ahead. | no |" in page
+    longer = own["clients alone, 100 rounds"]
+    best = max(longer.values())
+    above = best - pfllib.PRINTED["FedAMP"]
+    text = (
+        f"{longer[100]:.2f} %, and {best:.2f} % in the best of ten evaluations, {above:.2f} points"
+    )
+    assert text in page
+    text = f"{last['clients alone']:.2f} % after 30 rounds and {longer[100]:.2f} % after 100"
+    assert f"{text}, {best:.2f} % in the best round." in page
+    personalized = pfllib.PRINTED.keys() - {"FedAvg", "FedProx", "FedGen"}
+    assert max(pfllib.PRINTED[run] for run in personalized) < pfllib.PRINTED["FedAMP"] + 1

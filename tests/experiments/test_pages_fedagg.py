@@ -173,3 +173,16 @@ def test_one_client_ends_the_runs_of_fedagg_that_diverge():
     before = [rate for _, rate in noted["results/fedagg-cifar", 29, 2]]
     before += [rate for _, rate in noted["results/fedagg-cifar", 29, 1]]
     assert f"CIFAR-10's rates were at most {max(before):.3f}." in page
+
+
+def test_smaller_rates_of_fedagg_do_not_diverge():
+    page = (RECORD / "fedagg.md").read_text()
+    runs = {}
+    for row in published.rows("results/fedagg-diverged/caps"):
+        runs.setdefault(row["run"], []).append(row)
+    for run, rows in runs.items():
+        assert [row["seed"] for row in rows] == ["0", "1", "2"]
+        trained = [f"{100 * float(row['accuracy']):.2f}" for row in rows if row["accuracy"]]
+        diverged = sum(row["diverged"] == "1" for row in rows)
+        assert diverged == 3 - len(trained)
+        assert f"| {run} | {diverged} | {', '.join(trained)} |" in page

@@ -445,10 +445,11 @@ def import_(given: argparse.Namespace) -> None:
 
     `pfl import pfllib "main.py -data MNIST -algo Ditto" > ditto.yaml` writes it into a file.
     """
-    from pfl.cli.pfllib import translate, write_dataset
+    from pfl.cli.pfllib import clients_of, translate
+    from pfl.cli.pfllib_files import write_dataset
 
     file = None
     if given.folder is not None:
         file = Path(f"{given.folder.resolve().name}.npz")
-        write_dataset(given.folder, file, given.line)
+        write_dataset(given.folder, file, clients_of(given.line))
     print(translate(given.line, file), end="")

@@ -1,4 +1,4 @@
-"""A command of PFLlib as a configuration of `pfl fit`, and its data as arrays.
+"""A command of PFLlib as a configuration of `pfl fit`.
 
 Flags and defaults are those of `system/main.py` in PFLlib `d832e76`, and older names of them. What
 means something else under the same name is in docs/coming-from.md.
@@ -7,15 +7,12 @@ means something else under the same name is in docs/coming-from.md.
 from __future__ import annotations
 
 import argparse
-import io
-import pickle
 import re
 import shlex
-import zipfile
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import yaml
@@ -27,12 +24,13 @@ SHELL = re.compile(r"\d?>|[&|;]")  # a word that ends a command's arguments
 
 
 class Flag(NamedTuple):
-    """A flag of PFLlib: its short and its long name, its type and its default."""
+    """A flag of PFLlib: its short and its long name, its type, its default, an older short name."""
 
     short: str
     long: str
     kind: Callable[[str], Any]
     default: Any
+    older: str = ""
 
 
 OF_EVERY_METHOD = [
@@ -40,7 +38,7 @@ OF_EVERY_METHOD = [
     Flag("dev", "device", str, "cuda"),
     Flag("did", "device_id", str, "0"),
     Flag("data", "dataset", str, "MNIST"),
-    Flag("ncl", "num_classes", int, 10),
+    Flag("ncl", "num_classes", int, 10, older="nb"),  # since November 2024
     Flag("m", "model", str, "cnn"),
     Flag("lbs", "batch_size", int, 10),
     Flag("lr", "local_learning_rate", float, 0.005),
@@ -107,7 +105,6 @@ OF_SOME_METHODS = [
     Flag("ca", "fedcross_alpha", float, 0.99),
     Flag("cmss", "collaberative_model_select_strategy", int, 1),
 ]
-OLDER = {"num_classes": "-nb"}  # what a flag was called before November 2024
 FLAGS = OF_EVERY_METHOD + OF_SOME_METHODS
 
 
@@ -302,13 +299,22 @@ def translate(command: str, dataset: Path | None = None) -> str:
     return "".join(f"# {line}\n" for line in lines) + text
 
 
+def clients_of(command: str) -> int:
+    """Returns the number of clients of a command of PFLlib, new ones included."""
+    return _clients(_parse(command))
+
+
+def _clients(given: Given) -> int:
+    return given.num_clients + given.num_new_clients
+
+
 def _parse(command: str) -> Given:
     """Returns the values of all flags by their long names; `given` has the names of those given."""
     parser = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     for flag in FLAGS:
         names = [f"-{flag.short}", f"--{flag.long}"]
-        if flag.long in OLDER:
-            names.append(OLDER[flag.long])
+        if flag.older:
+            names.append(f"-{flag.older}")
         parser.add_argument(*names, dest=flag.long, type=flag.kind)
     try:
         words = shlex.split(command)
@@ -336,7 +342,7 @@ def _parse(command: str) -> Given:
 
 def _data(given: Given, dataset: Path | None, notes: list[str]) -> tuple[dict[str, Any], int, int]:
     """Returns the part `data` of a configuration, and channels and side of an image."""
-    clients = given.num_clients + given.num_new_clients
+    clients = _clients(given)
     protocol: dict[str, Any] = {"class_path": "SplitOwn"}
     if dataset is not None:
         with np.load(dataset) as arrays:
@@ -469,7 +475,7 @@ def _loop(given: Given, notes: list[str]) -> dict[str, Any]:
     if given.random_join_ratio:
         notes.append("-rjr: a random number of clients in a round is not translated.")
     if given.num_new_clients:
-        end = given.num_clients + given.num_new_clients
+        end = _clients(given)
         loop["unseen"] = list(range(given.num_clients, end))
         notes.append(
             f"-ften {given.fine_tuning_epoch_new} counts epochs of new clients; `loop.finetune` "
@@ -496,113 +502,3 @@ def _loop(given: Given, notes: list[str]) -> dict[str, Any]:
 def _flag(long: str) -> str:
     """Returns the short flag of a long name."""
     return next(f"-{flag.short}" for flag in FLAGS if flag.long == long)
-
-
-# ---- PFLlib's data ------------------------------------------------------------------------------
-
-
-class _Arrays(pickle.Unpickler):
-    """Reads pickled arrays of NumPy; a file that asks for anything else is refused."""
-
-    allowed: ClassVar[dict[str, Any]] = {
-        "_reconstruct": np.zeros(0).__reduce__()[0],
-        "scalar": np.float64(0).__reduce__()[0],
-        "ndarray": np.ndarray,
-        "dtype": np.dtype,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "numpy" and name in self.allowed:
-            return self.allowed[name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-
-def write_dataset(folder: Path, file: Path, command: str) -> None:
-    """Writes the samples in a folder of PFLlib as a file of `ArrayDataModule`.
-
-    The samples are those of the clients that a command of PFLlib has: the first ones of the folder.
-    A file with the same samples stays.
-
-    Raises:
-        ConfigError: The folder cannot be read, or a file with something else is there already.
-    """
-    given = _parse(command)
-    clients = given.num_clients + given.num_new_clients
-    arrays: dict[str, Any] = read_dataset(folder, clients)
-    if not file.exists():
-        np.savez_compressed(file, **arrays)
-    elif not _holds(file, arrays):
-        raise ConfigError(f"import: {file}: another file is there already; rename or remove it")
-
-
-def _holds(file: Path, arrays: dict[str, np.ndarray]) -> bool:
-    """Returns whether a file has these arrays, and no others."""
-    try:
-        with np.load(file) as found:
-            same = set(found) == set(arrays)
-            return same and all(np.array_equal(found[name], arrays[name]) for name in arrays)
-    except DAMAGE:
-        return False
-
-
-DAMAGE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-)
-
-
-def read_dataset(folder: Path, clients: int | None = None) -> dict[str, np.ndarray]:
-    """Returns a folder of PFLlib's samples as the arrays of `ArrayDataModule`.
-
-    The folder has `train/<i>.npz` and `test/<i>.npz` for each client i. Nothing but arrays is
-    unpickled.
-
-    Args:
-        folder: The folder.
-        clients: How many clients are read, from 0; None: all.
-
-    Raises:
-        ConfigError: A file is missing, is damaged, or holds something else than arrays.
-    """
-    columns: dict[str, list[np.ndarray]] = {}
-    owners = []
-    for split, prefix in (("train", ""), ("test", "test_")):
-        files = sorted((folder / split).glob("*.npz"), key=lambda path: (len(path.stem), path.stem))
-        if not files:
-            raise ConfigError(
-                f"import: --folder {folder}: there is no {split}/0.npz; it must be a folder such "
-                f"as PFLlib/dataset/MNIST"
-            )
-        for file in files:
-            try:
-                client = int(file.stem)
-                samples = _read(file)
-                inputs = np.asarray(samples["x"])
-                targets = np.asarray(samples["y"])
-            except DAMAGE as error:
-                line = " ".join(str(error).split())[:80]
-                raise ConfigError(
-                    f"import: {file}: it is no file of PFLlib's samples ({line})"
-                ) from error
-            if clients is not None and client >= clients:
-                continue
-            columns.setdefault(f"{prefix}inputs", []).append(inputs)
-            columns.setdefault(f"{prefix}targets", []).append(targets)
-            owners.append(np.full(len(targets), client))
-    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-    return {**arrays, "client_ids": np.concatenate(owners)}
-
-
-def _read(file: Path) -> Any:
-    """Returns the dictionary in a file of PFLlib."""
-    with zipfile.ZipFile(file) as stored:
-        content = io.BytesIO(stored.read("data.npy"))
-    np.lib.format.read_magic(content)
-    np.lib.format.read_array_header_1_0(content)
-    return _Arrays(content).load().item()

@@ -13,7 +13,8 @@ import pfl.algorithms
 import pfl.datamodules
 import pfl.models
 from datamodules import DigitsDataModule, SplitOwn
-from pfl.cli.pfllib import DATA, FLAGS, METHODS, NETWORKS, OF_SOME_METHODS, read_dataset, translate
+from pfl.cli.pfllib import DATA, FLAGS, METHODS, NETWORKS, OF_SOME_METHODS, translate
+from pfl.cli.pfllib_files import read_dataset
 from tests.commands import QUICKSTART, call, table
 
 pytestmark = pytest.mark.cli

@@ -337,10 +337,34 @@ class BufferSpace:
 
     def write(self, module: nn.Module, values: Tensor) -> None:
         """Writes values [B] into the module's buffers."""
-        start = 0
-        for buffer in self._buffers(module):
-            piece = values[start : start + buffer.numel()].view(buffer.shape)
+        for buffer, piece in zip(self._buffers(module), self._pieces(module, values), strict=True):
             if not buffer.is_floating_point():
                 piece = piece.round()
             buffer.copy_(piece)
-            start += buffer.numel()
+
+    def own(self, module: nn.Module, values: Tensor) -> dict[str, Tensor]:
+        """Returns tensors by the buffers' names that have values [B], for `functional_call`.
+
+        Floating ones are places in `values`, which change with them; integers are copies, which
+        `keep` writes back.
+        """
+        named = {}
+        pieces = self._pieces(module, values)
+        for name, buffer, piece in zip(self.names, self._buffers(module), pieces, strict=True):
+            # Autograd would take a change of one piece for a change of all.
+            named[name] = piece.data
+            if not buffer.is_floating_point():
+                named[name] = piece.round().to(buffer.dtype)
+        return named
+
+    def keep(self, named: dict[str, Tensor], module: nn.Module, values: Tensor) -> None:
+        """Writes the integers among the tensors of `own` into `values` [B]."""
+        for tensor, piece in zip(named.values(), self._pieces(module, values), strict=True):
+            if not tensor.is_floating_point():
+                piece.copy_(tensor)
+
+    def _pieces(self, module: nn.Module, values: Tensor) -> list[Tensor]:
+        """Returns the places of the buffers in `values` [B], in the buffers' shapes."""
+        shapes = [buffer.shape for buffer in self._buffers(module)]
+        parts = values.split([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -97,6 +97,7 @@ def _timed() -> Iterator[Case]:
         yield from _ours(key, "fp32", ("auto",))
         yield from _hand(key, "fp32", ("plain", *FASTEST.get(key, ("graph", "func-graph"))))
     yield from _ours("PFLlib", "fp32", ("auto",))
+    yield from _ours("W5-BatchNorm", "fp32", ("auto", "sequential"))
     yield _evaluated("PFLlib")
     yield from _hand("PFLlib", "fp32", ("graph",))
     yield from _peers("PFLlib", "pfllib")

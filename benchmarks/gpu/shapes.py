@@ -272,6 +272,11 @@ EVALUATION = _workload(
 )
 SHAPES: dict[str, Shape] = {
     **{key: _workload(key) for key in WORKLOADS},
+    "W5-BatchNorm": _workload(
+        "W5",
+        title="ResNet-18 with BatchNorm",
+        arguments={**WORKLOADS["W5"].arguments, "norm": "batch"},
+    ),
     "PFLlib": PFLLIB,
     "CIFAR": CIFAR,
     "FLUTE-LR": FLUTE_LR,

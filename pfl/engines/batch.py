@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -147,6 +148,40 @@ class StepBlock:
     def clients(self) -> int:
         """A, the number of clients."""
         return self.counts.shape[1]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no batch is padded."""
+        return self.weights is None and bool((self.counts == self.picks.shape[2]).all())
+
+    def cut_where_full(self) -> Iterator[StepBlock]:
+        """Yields blocks of consecutive steps, in turns steps whose batches are full and others.
+
+        A step is full if all clients have as many samples.
+        """
+        widths = self.counts.max(1)
+        full = (self.counts == widths[:, None]).all(1)
+        kinds = np.where(full, widths, 0)
+        starts = [0, *(np.flatnonzero(kinds[1:] != kinds[:-1]) + 1).tolist(), len(kinds)]
+        for start, stop in itertools.pairwise(starts):
+            yield self.steps(start, stop)
+
+    def steps(self, start: int, stop: int) -> StepBlock:
+        """Returns some of the steps, with no more padding than they need."""
+        part = slice(start, stop)
+        counts = self.counts[part]
+        width = int(counts.max())
+        block = replace(
+            self,
+            picks=self.picks[part, :, :width],
+            counts=counts,
+            origin=lambda step: self.origin(start + step),
+        )
+        if self.weights is not None:
+            block.weights = self.weights[part, :, :width]
+        if self.row_seeds is not None:
+            block.row_seeds = self.row_seeds[part]
+        return block
 
     def __iter__(self) -> Iterator[Batch]:
         """Yields the batch of each step, with no more padding than the step needs."""

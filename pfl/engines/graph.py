@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pfl.datamodules.samples.samples import scaled
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch, Buffers, StepBlock, cast
+from pfl.engines.batch import Batch, Buffers, StepBlock, cast, some_rows
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective
 
@@ -113,26 +113,45 @@ class Places:
 
     Args:
         v: Models, [C, P].
+        buffers: Their running statistics; None: the network has none.
 
     Attributes:
         v: Room for as many models.
+        buffers: Room for their running statistics.
         terms: The tensors of a `Step` by name, with room for as many clients.
         numbers: The learning rate with a minus, the factor, threshold and decay of a step, [4].
     """
 
-    def __init__(self, v: Tensor) -> None:
+    def __init__(self, v: Tensor, buffers: Buffers) -> None:
         self.v = v.new_zeros(room(len(v)), v.shape[1])
+        self.buffers: Buffers = None
+        if buffers is not None:
+            self.buffers = buffers.new_ones(len(self.v), buffers.shape[1])
         self.terms: dict[str, Tensor] = {}
         self.numbers = v.new_zeros(4)
         self._known: tuple[float, ...] = ()
 
-    def hold(self, v: Tensor) -> bool:
-        """Whether there is a place for models [C, P]."""
+    def hold(self, v: Tensor, buffers: Buffers) -> bool:
+        """Whether there is a place for models [C, P] and their statistics."""
+        if (buffers is None) != (self.buffers is None):
+            return False
         return len(v) <= len(self.v) and v.dtype == self.v.dtype
 
-    def load(self, v: Tensor, step: Step | None) -> None:
-        """Copies models [C, P], and the terms of their step, to their places."""
-        self.v[: len(v)].copy_(v)
+    def load_models(self, rows: slice, v: Tensor, buffers: Buffers) -> None:
+        """Copies some of the models [C, P] and their statistics to their places."""
+        self.v[rows].copy_(v[rows])
+        if self.buffers is not None and buffers is not None:
+            self.buffers[rows].copy_(buffers[rows])
+
+    def keep_models(self, rows: slice, v: Tensor, buffers: Buffers) -> None:
+        """Copies some models and their statistics from their places into v [C, P] and buffers."""
+        v[rows].copy_(self.v[rows])
+        if self.buffers is not None and buffers is not None:
+            buffers[rows].copy_(self.buffers[rows])
+
+    def load(self, v: Tensor, step: Step | None, buffers: Buffers) -> None:
+        """Copies models [C, P], their statistics and the terms of their step to their places."""
+        self.load_models(slice(len(v)), v, buffers)
         if step is None:
             return
         for name in TENSORS:
@@ -243,11 +262,14 @@ class RecordedStep:
         self.terms = terms
 
     def record(self, record: Record, pool: Any) -> None:
-        """Records the step; the models are as before afterwards."""
-        v = self.places.v[: len(self.sizes)]
-        before = v.clone()
+        """Records the step; the models and their statistics are as before afterwards."""
+        places = self.places
+        v = places.v.clone()
+        buffers = places.buffers
+        if buffers is not None:
+            buffers = buffers.clone()
         self.replay = record(self._take, v.device, pool)
-        v.copy_(before)
+        places.load_models(slice(len(v)), v, buffers)
 
     def _take(self) -> None:
         """Takes the next step that was laid out, or writes its gradient down."""
@@ -263,7 +285,7 @@ class RecordedStep:
         u = v[:A]
         if self.terms is not None:
             u = self.places.point(A, self.terms)
-        loss, g = self.inner.gradient(u, batch)
+        loss, g = self.inner.gradient(u, batch, some_rows(self.places.buffers, slice(A)))
         self.losses.index_copy_(0, self.step, loss.to(v.dtype)[None])
         if self.terms is None:
             self.g.copy_(g)
@@ -294,12 +316,14 @@ class GraphEngine(Engine):
     """Records the steps of another engine, once for each shape, and replays them.
 
     A recording has room for a few clients and samples more than a step has: rows that nobody
-    reads, and samples of weight 0. Steps with objectives are not recorded, nor are evaluations.
+    reads, and samples of weight 0. Steps with objectives are not recorded, nor are evaluations,
+    nor, in networks with running statistics, steps in which a client has fewer samples than another
+    one.
 
     Args:
-        inner: The engine whose gradients are recorded. It runs several clients, without running
-            statistics and random numbers, and does not wait for the GPU.
-        evaluator: The engine that evaluates models.
+        inner: The engine whose gradients are recorded. It runs several clients, without random
+            numbers, and does not wait for the GPU.
+        evaluator: The engine of all that is not recorded.
     """
 
     batched = True
@@ -311,6 +335,7 @@ class GraphEngine(Engine):
         self.name = recording_of(inner)
         self.serves_objectives = evaluator.serves_objectives
         self.keeps_inputs = evaluator.keeps_inputs  # steps are taken of copies
+        self.has_statistics = self.runner.buffers.size > 0
         self._record = RECORDERS[self.runner.device.type]
         self._forget(None)
 
@@ -330,13 +355,17 @@ class GraphEngine(Engine):
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
-        if objective is not None:
+        if objective is not None or (self.has_statistics and not batch.is_full):
             return self.evaluator.gradient(w, batch, buffers, objective)
-        block = with_room(StepBlock.of(batch, w.dtype))
-        one = self._recorded_step(self._load(w, None), block, None)
+        block = with_room(StepBlock.of(batch, w.dtype), self.has_statistics)
+        places = self._load(w, None, buffers)
+        one = self._recorded_step(places, block, None)
         one.lay_out(block, 0)
         one.replay()
-        return one.losses[0, : len(w)].clone(), one.g[: len(w)].clone()
+        rows = slice(len(w))
+        if places.buffers is not None and buffers is not None:
+            buffers[rows].copy_(places.buffers[rows])
+        return one.losses[0, rows].clone(), one.g[rows].clone()
 
     def descend(
         self,
@@ -350,18 +379,25 @@ class GraphEngine(Engine):
             return self.evaluator.descend(v, blocks, step, buffers, objective)
         if step.rule is not None:  # its gradients are recorded
             return super().descend(v, blocks, step, buffers)
-        places = self._load(v, step)
+        places = self._load(v, step, buffers)
         terms = terms_of(step)
         active = len(v)
         losses = [v.new_empty(0)]
         counts: list[int] = []
-        for block in blocks:
+        for block in self._parts(blocks):
             A = block.clients
-            v[A:active].copy_(places.v[A:active])  # these clients have used up their steps
-            places.v[active:A].copy_(v[active:A])  # these, if any, go on; their place was not kept
+            places.keep_models(slice(A, active), v, buffers)  # they have used up their steps
+            places.load_models(slice(active, A), v, buffers)  # if any: their place was not kept
             active = A
             counts += block.counts.ravel().tolist()
-            block = with_room(block)
+            if self.has_statistics and not block.is_full:
+                rows = slice(A)
+                places.keep_models(rows, v, buffers)
+                own = some_rows(buffers, rows)
+                losses.append(self.evaluator.descend(v[rows], [block], step.rows(rows), own)[0])
+                places.load_models(rows, v, buffers)
+                continue
+            block = with_room(block, self.has_statistics)
             if self.runner.has_keys:
                 block.row_seeds = block.seeds()
             one = self._recorded_step(places, block, terms)
@@ -372,8 +408,16 @@ class GraphEngine(Engine):
                     one.replay()
                 losses.append(one.losses[:count, :A].clone().flatten())
                 first += count
-        v[:active].copy_(places.v[:active])
+        places.keep_models(slice(active), v, buffers)
         return torch.cat(losses), counts
+
+    def _parts(self, blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
+        """Yields blocks, in networks with running statistics cut where their steps are full."""
+        for block in blocks:
+            if self.has_statistics:
+                yield from block.cut_where_full()
+            else:
+                yield block
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         return self.evaluator.outputs(w, batch, buffers)
@@ -384,12 +428,12 @@ class GraphEngine(Engine):
     def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return self.evaluator.scores(outputs, targets)
 
-    def _load(self, v: Tensor, step: Step | None) -> Places:
-        """Copies models, and the terms of their step, to where recordings read them."""
-        if self._places is None or not self._places.hold(v):
-            self._forget(Places(v))
+    def _load(self, v: Tensor, step: Step | None, buffers: Buffers) -> Places:
+        """Copies models, and what belongs to their step, to where recordings read them."""
+        if self._places is None or not self._places.hold(v, buffers):
+            self._forget(Places(v, buffers))
         assert self._places is not None
-        self._places.load(v, step)
+        self._places.load(v, step, buffers)
         return self._places
 
     def _recorded_step(
@@ -420,15 +464,18 @@ def recording_of(engine: Engine) -> str:
     return f"CUDA graph of {engine.name}"
 
 
-def with_room(block: StepBlock) -> StepBlock:
-    """Returns a block with the samples' weights, and with samples of weight 0 for a round size."""
+def with_room(block: StepBlock, has_statistics: bool) -> StepBlock:
+    """Returns a block with the samples' weights, and with samples of weight 0 for a round size.
+
+    In networks with running statistics no sample is added, as it would count in them.
+    """
     K, A, B = block.picks.shape
     weights = block.sample_weights()
     if weights is None:
         weights = block.picks.new_full((K, A, B), 1 / B, dtype=block.dtype)
     picks = block.picks
     more = room(B, digits=4) - B
-    if more:
+    if more and not has_statistics:
         picks = torch.cat([picks, picks[..., -1:].expand(K, A, more)], -1)
         weights = nn.functional.pad(weights, (0, more))
     return replace(block, picks=picks, weights=weights)

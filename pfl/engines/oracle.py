@@ -156,7 +156,7 @@ class Oracle:
         """
         if self.requested != "auto" or isinstance(self.engine, PrivateEngine):
             return
-        if not records(self.runner.device) or self.runner.obstacle_to_batches() is not None:
+        if not records(self.runner.device) or self.runner.is_stochastic:
             return
         if name is not None:
             known = engine_named(name, self._selected, block.clients)

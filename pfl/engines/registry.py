@@ -18,7 +18,7 @@ from pfl.engines.matrix_convolution import MatrixVmapEngine
 from pfl.engines.probe import first_line
 from pfl.engines.sequential import SequentialEngine
 from pfl.engines.shared_body import SharedBodyEngine
-from pfl.engines.unrolled import UnrolledEngine
+from pfl.engines.unrolled import ChannelsLastEngine, UnrolledEngine
 from pfl.engines.vmap import VmapEngine
 from pfl.errors import ConfigError
 
@@ -38,6 +38,7 @@ _entries = [
     Entry(VmapEngine, ("auto", "vmap")),
     Entry(MatrixVmapEngine, ()),
     Entry(UnrolledEngine, ()),
+    Entry(ChannelsLastEngine, ()),
     Entry(SequentialEngine, ("auto", "sequential")),
     Entry(DebugEngine, ("debug",)),
 ]

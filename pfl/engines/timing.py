@@ -116,8 +116,10 @@ def fastest_engine(engine: Engine, block: StepBlock) -> Timing:
         try:
             limit = found.milliseconds[best.name] / 1000
             milliseconds = 1000 * _time(one, w, block, 2 * limit)
-            move = _move(one, w, block)[: few.clients]
-            agrees = _agree(move, expected, runner.is_mixed_precision)
+            agrees = all(
+                _agree(actual[: few.clients], right, runner.is_mixed_precision)
+                for actual, right in zip(_move(one, w, block), expected, strict=True)
+            )
         except (*MISFITS, torch.OutOfMemoryError) as error:
             found.refused[one.name] = first_line(error)
             if is_oom_error(error):
@@ -154,13 +156,14 @@ def _time(engine: Engine, w: Tensor, block: StepBlock, slow: float = 0.0) -> flo
     The first time warms up. One time is enough for an engine that takes longer than `slow`.
     """
     v = w.repeat(block.clients, 1)
-    engine.descend(v, [block], Step(RATE))
+    buffers = _buffers(engine, v)
+    engine.descend(v, [block], Step(RATE), buffers)
     seconds: list[float] = []
     first = time.perf_counter()
     while len(seconds) < 8 and time.perf_counter() - first < ENOUGH:
         _wait(v.device)
         begun = time.perf_counter()
-        engine.descend(v, [block], Step(RATE))
+        engine.descend(v, [block], Step(RATE), buffers)
         _wait(v.device)
         seconds.append((time.perf_counter() - begun) / len(block.counts))
         if seconds[-1] > slow:
@@ -168,15 +171,21 @@ def _time(engine: Engine, w: Tensor, block: StepBlock, slow: float = 0.0) -> flo
     return min(seconds)
 
 
-def _move(engine: Engine, w: Tensor, block: StepBlock) -> Tensor:
-    """Returns how far each client's first step of a block moves from w, [C, P].
+def _move(engine: Engine, w: Tensor, block: StepBlock) -> tuple[Tensor, Tensor]:
+    """Returns the move from w of each client's first step, [C, P], and its statistics then, [C, Q].
 
     Later steps tell less, since deep networks make large differences of the rounding in the first.
     """
     v = w.repeat(block.clients, 1)
-    first = replace(block, picks=block.picks[:1], counts=block.counts[:1])
-    engine.descend(v, [first], Step(RATE))
-    return v.sub_(w)
+    buffers = _buffers(engine, v)
+    engine.descend(v, [block.steps(0, 1)], Step(RATE), buffers)
+    return v.sub_(w), buffers
+
+
+def _buffers(engine: Engine, v: Tensor) -> Tensor:
+    """Returns the running statistics of the untrained network for each of some models, [C, Q]."""
+    runner = engine.runner
+    return runner.buffers.read(runner.original, v).repeat(len(v), 1)
 
 
 def _wait(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 CUDA graphs need a GPU. Here `tests.recorder` records what PyTorch computes on the CPU.
 """
 
+import copy
 import gc
 import itertools
 import random
@@ -154,6 +155,13 @@ def convolutions(*layers):
     )
 
 
+def normalized():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3, momentum=0.3), nn.ReLU()),
+        *(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)),
+    )
+
+
 def case(name):
     rng = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
@@ -180,7 +188,8 @@ def case(name):
         return Case(LeNet5(num_classes=3, image_size=16), images(rng, size=16), targets)
     if name == "smooth loss":
         return Case(mlp(), images(rng), targets, SMOOTH)
-    return Case({"MLP": mlp, "convolutions": convolutions}[name](), images(rng), targets)
+    makers = {"MLP": mlp, "convolutions": convolutions, "BatchNorm": normalized}
+    return Case(makers[name](), images(rng), targets)
 
 
 THERE = [CHAINS[kind.__name__] for kind in all_engines() if kind.__name__ in CHAINS]
@@ -432,6 +441,114 @@ def test_weights_in_place_of_counts():
     block.weights = torch.rand(2, 3, 4, dtype=torch.float64)
     other = problem.recordable()["unrolled"]  # the sequential engine takes counts only
     assert_steps(one, other, problem.models(3), [block])
+
+
+# ---- running statistics -------------------------------------------------------------------------
+
+
+def statistics(problem, clients):
+    """Running statistics that differ from client to client, [C, Q], of 5 batches so far."""
+    runner = problem.runner
+    start = runner.buffers.read(problem.network, problem.models(clients)).repeat(clients, 1)
+    noise = torch.from_numpy(problem.rng.random(start.shape))
+    places = runner.buffers.read(count_batches(problem.network), start) == 5
+    return torch.where(places, start + 5, start + noise)
+
+
+def count_batches(network):
+    """A copy of a network whose integer buffers alone are 5."""
+    copied = copy.deepcopy(network)
+    for buffer in copied.buffers():
+        buffer.fill_(5 - 5 * buffer.is_floating_point())
+    return copied
+
+
+@torch.no_grad()
+def assert_statistics(problem, one, v, buffers, blocks, step=None):
+    """Two engines move models and their running statistics equally."""
+    ends = []
+    for engine in (problem.sequential, one):
+        moved = v.clone()
+        own = buffers.clone()
+        losses, counts = engine.descend(moved, blocks, step or Step(0.1), own)
+        ends.append((moved, own, losses, torch.tensor(counts)))
+    for actual, expected in zip(*ends[::-1], strict=True):
+        close(actual, expected)
+    return ends[1]
+
+
+@pytest.mark.parametrize("lasting", [True, False], ids=["lasting", "copied"])
+def test_running_statistics_move_in_recorded_steps(lasting):
+    """Steps in which a client has fewer samples than another are not recorded."""
+    problem = case("BatchNorm")
+    one, recorder = problem.recorded("unrolled")
+    v = problem.models(6)
+    buffers = statistics(problem, 6)
+    blocks = [
+        problem.block([[4] * 5, [4] * 5, [4, 2, 2, 4, 3], [3] * 5], lasting),
+        problem.block([[4, 3, 2], [4, 4, 4]], lasting),
+        problem.block([[5]], lasting),
+    ]
+    moved, own, _, _ = assert_statistics(problem, one, v, buffers, blocks)
+    assert torch.equal(own[5], buffers[5]) and torch.equal(moved[5], v[5])
+    assert not torch.isclose(own[:5], buffers[:5]).all(1).any()
+    assert recorder.count == 4  # of five clients with 4 and with 3 samples, of three, and of one
+    assert_statistics(problem, one, v, buffers, blocks)
+    assert recorder.count == 4
+
+
+def test_running_statistics_move_with_recorded_gradients():
+    problem = case("BatchNorm")
+    one, recorder = problem.recorded("unrolled")
+    buffers = statistics(problem, 3)
+    w = problem.models(3)
+    known = 0
+    for counts, recorded in (([4, 4, 4], 1), ([4, 3, 2], 0), ([2, 2, 2], 1)):
+        (batch,) = problem.block([counts])
+        ends = []
+        for engine in (problem.sequential, one):
+            own = buffers.clone()
+            with torch.no_grad():
+                ends.append((*engine.gradient(w, batch, own), own))
+        for actual, expected in zip(*ends[::-1], strict=True):
+            close(actual, expected)
+        known += recorded
+        assert recorder.count == known
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_running_statistics_with_momentum_and_adam(kind):
+    problem = case("BatchNorm")
+    one, recorder = problem.recorded("unrolled")
+    v = problem.models(3)
+    buffers = statistics(problem, 3)
+    arguments = {"momentum": 0.9} if kind is SGD else {}
+    blocks = [problem.full(3, 3), problem.block([[4, 2, 1], [3, 3, 2]])]
+    ends = []
+    for engine in (problem.sequential, one):
+        moved = v.clone()
+        own = buffers.clone()
+        step = step_of(kind([nn.Parameter(v.clone())], lr=0.1, **arguments), moved, 0.1)
+        with torch.no_grad():
+            engine.descend(moved, blocks, step, own)
+        ends.append((moved, own))
+    for actual, expected in zip(*ends, strict=True):
+        close(actual, expected)
+    assert recorder.count == 1
+
+
+def test_every_row_has_room_for_its_own_statistics():
+    """Nine clients have room for ten; later there are fewer, more, and steps without statistics."""
+    problem = case("BatchNorm")
+    one, _ = problem.recorded("unrolled")
+    for clients in (9, 2, 11):
+        v = problem.models(clients)
+        step = with_terms(problem, v, ("shift", "offset", "mask"))
+        blocks = [
+            problem.full(2, clients),
+            problem.block([[4] * clients, [3, *[4] * clients][:-1]]),
+        ]
+        assert_statistics(problem, one, v, statistics(problem, clients), blocks, step)
 
 
 # ---- rows ---------------------------------------------------------------------------------------

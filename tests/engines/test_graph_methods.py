@@ -9,7 +9,7 @@ import torch
 from pfl.algorithms import FedAvg
 from pfl.engines import graph
 from pfl.engines.graph import GraphEngine
-from tests.algorithms.methods import METHODS, small_network, small_world
+from tests.algorithms.methods import METHODS, normalized_network, small_network, small_world
 from tests.problems import run
 from tests.recorder import Recorder
 
@@ -41,6 +41,22 @@ def test_every_method_gives_the_numbers_of_the_sequential_engine(tmp_path, recor
         run(method, data, 3, root=tmp_path / engine, evaluate=(), clients_at_once=3)
         ends.append(method)
     assert isinstance(ends[1].oracle.engine, GraphEngine)
+    torch.testing.assert_close(*map(values, ends), rtol=1e-9, atol=1e-11)
+    assert ends[1].row == pytest.approx(ends[0].row, rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedBN", "SCAFFOLD", "FedCLUP"])
+def test_runs_with_batch_norm(tmp_path, recorder, name):
+    """Steps with as many samples for every client are recorded, and their statistics travel."""
+    ends = []
+    for engine in ("sequential", "auto"):
+        torch.manual_seed(0)
+        method = METHODS[name].make(normalized_network(), lr=0.2, batch_size=2, engine=engine)
+        data = small_world(classes=METHODS[name].classes)
+        run(method, data, 3, root=tmp_path / engine, clients_at_once=3)
+        ends.append(method)
+    assert isinstance(ends[1].oracle.engine, GraphEngine)
+    assert recorder.count > 1
     torch.testing.assert_close(*map(values, ends), rtol=1e-9, atol=1e-11)
     assert ends[1].row == pytest.approx(ends[0].row, rel=1e-9, nan_ok=True)
 

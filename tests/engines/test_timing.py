@@ -26,7 +26,7 @@ from pfl.engines.matrix_convolution import with_matrix_products
 from pfl.engines.oracle import Oracle
 from pfl.engines.sequential import SequentialEngine
 from pfl.engines.timing import Timing, candidates, engine_named, fastest_engine
-from pfl.engines.unrolled import UNROLLED
+from pfl.engines.unrolled import UNROLLED, UnrolledEngine
 from pfl.parameters import ParameterSpace
 from pfl.randomness import Seeded
 from tests.problems import quiet
@@ -311,6 +311,11 @@ NETWORKS = {  # a network, the shape of a sample, and what may run it
         ["graph of vmap", "graph of vmap of matrix products", "graph of unrolled", "vmap"],
     ),
     "recurrent": (Recurrent, (6, 4), ["graph of unrolled", "sequential"]),
+    "running statistics": (
+        lambda: convolutions(nn.BatchNorm2d(2)),
+        (1, 4, 4),
+        ["graph of unrolled", "sequential"],
+    ),
 }
 
 
@@ -321,6 +326,8 @@ def looked_at(network, shape, engine="auto"):
     y = torch.randint(3, (20,))
     if engine == "auto" and any(isinstance(m, nn.Conv2d) for m in network.modules()):
         engine = "vmap"  # as `auto` is on a GPU
+        if any(isinstance(m, nn.BatchNorm2d) for m in network.modules()):
+            engine = "sequential"
     oracle = Oracle(network, ParameterSpace(network), default_loss, engine)
     oracle.inspect(x[:2], y[:2])
     oracle.requested = "auto"
@@ -385,22 +392,85 @@ def test_nothing_is_chosen_where_an_engine_was_asked_for(recorder, engine):
     assert_nothing_is_chosen(oracle, block, "CUDA graph of vmap")
 
 
+def test_images_have_their_channels_last_in_lower_precision(recorder):
+    """Where the GPU's convolutions want them so; the choice between the layouts is measured."""
+
+    def bf16():
+        return torch.autocast("cpu", torch.bfloat16)
+
+    layouts = []
+
+    class Looking(nn.Conv2d):
+        def forward(self, x):
+            layouts.append(x.is_contiguous(memory_format=torch.channels_last))
+            return super().forward(x)
+
+    network = nn.Sequential(Looking(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
+    torch.manual_seed(0)
+    x = torch.randn(20, 2, 4, 4)
+    y = torch.randint(3, (20,))
+    oracle = Oracle(network, ParameterSpace(network), default_loss, "sequential")
+    oracle.inspect(x[:2], y[:2], precision=bf16)
+    names = [one.name for one in candidates(oracle.engine, 3)]
+    assert names == [
+        "CUDA graph of unrolled",
+        "CUDA graph of unrolled, channels last",
+        "sequential",
+    ]
+    block = StepBlock(x, y, torch.randint(20, (2, 3, 4)), np.full((2, 3), 4), torch.float32)
+    for last, name in enumerate(names[:2]):
+        layouts.clear()
+        v = oracle.space.vector.detach().repeat(3, 1)
+        with torch.no_grad():
+            engine_named(name, oracle.engine, 3).descend(v, [block], Step(0.1))
+        assert set(layouts) == {bool(last)}
+    with torch.no_grad():
+        assert fastest_engine(oracle.engine, block).refused == {}
+    oracle.inspect(x[:2], y[:2])
+    assert not any("last" in one.name for one in candidates(oracle.engine, 3))
+
+
 class Drawing(nn.Linear):
     def forward(self, x):
         return super().forward(F.dropout(x, 0.5, self.training))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)),
-        lambda: Drawing(4, 3),
-    ],
-    ids=["running statistics", "random numbers"],
-)
-def test_nothing_is_chosen_where_one_engine_alone_can_run_the_network(recorder, make):
-    oracle, block = looked_at(make().double(), (4,))
-    assert_nothing_is_chosen(oracle, block, "CUDA graph of vmap")
+def test_nothing_is_chosen_for_networks_that_draw_from_a_generator(recorder):
+    oracle, block = looked_at(Drawing(4, 3).double(), (4,))
+    assert_nothing_is_chosen(oracle, block, "CUDA graph of unrolled")
+
+
+def test_statistics_that_wait_for_the_gpu_are_not_recorded(recorder):
+    """With the momentum None they are means over all batches, whose number the layer reads."""
+    network = convolutions(nn.BatchNorm2d(2, momentum=None)).double()
+    oracle, block = looked_at(network, (1, 4, 4))
+    oracle.choose_fastest(block)
+    assert oracle.chosen == "sequential"
+    assert "waits for the GPU" in oracle.timing.refused["CUDA graph of unrolled"]
+
+
+class OwnStatistics(SequentialEngine):
+    """An engine whose gradients are right, and whose running statistics are those of its start."""
+
+    name = "own statistics"
+
+    def gradient(self, w, batch, buffers=None, objective=None):
+        return super().gradient(w, batch, buffers.clone(), objective)
+
+    def take_step(self, v, batch, step, buffers, objective):
+        return super().take_step(v, batch, step, buffers.clone(), objective)
+
+
+def test_an_engine_with_other_running_statistics_is_refused(recorder, monkeypatch):
+    oracle, block = looked_at(convolutions(nn.BatchNorm2d(2)).double(), (1, 4, 4), "sequential")
+    wrong = OwnStatistics(oracle.runner)
+    right = UnrolledEngine(oracle.runner)
+    right.name = "right"
+    monkeypatch.setattr(timing, "candidates", lambda engine, clients: iter([wrong, right]))
+    with torch.no_grad():
+        chosen = fastest_engine(oracle.engine, block)
+    assert list(chosen.refused) == ["own statistics"]
+    assert "right" in chosen.milliseconds
 
 
 def test_nothing_is_chosen_for_private_gradients(recorder):

@@ -119,7 +119,8 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
         single = ""
         if len(inputs) == 1:
             single = (
-                ", in a batch of one sample, as a client's last one is with this model.batch_size"
+                ", in a batch of one sample, as a client's last one is with this model.batch_size, "
+                "or a part of one with model.accumulate"
             )
         raise ConfigError(
             f"network: {name} cannot process inputs of shape {shape}{single}: "

@@ -277,9 +277,10 @@ def make_private(method: Method, loop: FederatedLoop) -> None:
             f"one place; take another method"
         )
     everyone = [method, *method.members]
-    if any(one.oracle.buffers.size for one in everyone):
+    if any(one.oracle.runner.mixes_samples for one in everyone):
         raise ConfigError(
-            "loop.sample_privacy: the network's running statistics mix samples; take GroupNorm"
+            "loop.sample_privacy: the network's BatchNorm or running statistics mix samples; take "
+            "GroupNorm"
         )
     if method.accumulate > 1:
         raise ConfigError(

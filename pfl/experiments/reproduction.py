@@ -156,8 +156,9 @@ class Reproduction(Comparison):
         place = ["run", *self.grid, "seed", "diverged"]
         metrics = list(dict.fromkeys(key for row in rows for key in row if key not in place))
         panels = self.shown
-        if self.only is not None:  # the others have no runs
+        if self.only is not None:  # the others have no runs, or runs without their metrics
             panels = [p for p in panels if any(p.shows(job.run, job.axes) for job in all_jobs)]
+            panels = [p for p in panels if p.finds(rows)] or panels
         for panel in panels:
             panel.check(self.name, rows, metrics)
         used = dict.fromkeys(name for panel in panels for name in panel.metrics)

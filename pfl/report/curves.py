@@ -99,12 +99,20 @@ class Panel:
         drawn = run in self.runs or run == self.minus
         return drawn and all(axes[axis] in v for axis, v in self.where.items())
 
+    def finds(self, table: Sequence[PanelRow]) -> bool:
+        """Returns whether some run has a metric that the panel shows."""
+        have = self._metrics_in(table)
+        return any(have.issuperset(y.split(SUM)) for y in self.y)
+
+    def _metrics_in(self, table: Sequence[PanelRow]) -> set[str]:
+        return {name for row in table if row["run"] in self.runs for name in row}
+
     def check(self, figure: str, table: Sequence[PanelRow], known: Iterable[str]) -> None:
         """Refuses a panel with a metric that no run has; `known` are all metrics."""
-        have = {name for row in table if row["run"] in self.runs for name in row}
+        have = self._metrics_in(table)
         of_y = {name for y in self.y for name in y.split(SUM)}
         missing = [name for name in (self.x, *self.metrics) if name not in have | of_y]
-        if not any(have.issuperset(y.split(SUM)) for y in self.y):
+        if not self.finds(table):
             missing.append(" or ".join(self.y))
         if missing:
             metrics = ", ".join(known)

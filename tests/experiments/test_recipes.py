@@ -15,7 +15,7 @@ import datamodules
 from datamodules import IID, Dirichlet, LeafDataModule
 from pfl.configuration.app import FederatedCLI
 from pfl.datamodules.sources.vision import ImageDataModule
-from pfl.experiments import Reproduction
+from pfl.experiments import Comparison, Reproduction, Tuning
 from tests.leaf_files import images, write
 
 ROOT = Path(__file__).parents[2]
@@ -80,17 +80,27 @@ def kind(dm):
 
 
 @pytest.fixture(scope="module")
-def build():
-    """A function that parses and instantiates a configuration, with one parser for all."""
+def cli():
+    """A command line whose parser is used again and again, and which runs nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
+        yield FederatedCLI(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")])
+
+
+def parse(cli, config):
+    """Returns a configuration as the command line parses it."""
+    return cli.subcommand_parser.parse_object(deepcopy(config))  # it changes lists in place
+
+
+@pytest.fixture(scope="module")
+def build(cli):
+    """A function that parses and instantiates a configuration, with one parser for all."""
+    with pytest.MonkeyPatch.context() as patch:
         for initialize in ("kaiming_normal_", "kaiming_uniform_"):  # slow, and not needed here
             patch.setattr(nn.init, initialize, lambda tensor, *args, **kwargs: tensor)
-        cli = FederatedCLI(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")])
-        parser = cli.subcommand_parser
 
         def built(config):
-            parsed = parser.parse_object(deepcopy(config))  # it changes lists in place
+            parsed = parse(cli, config)
             cli.config = Namespace(subcommand="fit", fit=parsed)
             cli.before_instantiate_classes()
             cli.instantiate_classes()
@@ -135,6 +145,24 @@ def test_every_table_of_the_papers_has_a_recipe():
     tables = {"fedslr": range(1, 10), "fedclup": (2, 4), "fedagg": (3, 5, 6), "fedacs": (1, 2)}
     expected = {f"{paper}-table{number}" for paper in tables for number in tables[paper]}
     assert expected == set(TABLES)
+
+
+PROTOCOLS = sorted((ROOT / "configs" / "results").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
+def test_every_protocol_has_options_that_there_are(path, cli, monkeypatch):
+    """One run of each of its rows; the values and the data are not looked at."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    keys = yaml.safe_load(path.read_text()).keys()
+    kind = Comparison
+    if "tune" in keys:
+        kind = Tuning
+    if keys & {"panels", "tables", "base"}:
+        kind = Reproduction
+    jobs = {job.run: job for job in kind.from_file(path).jobs()}
+    for job in jobs.values():
+        assert parse(cli, job.config).model.class_path
 
 
 @pytest.mark.slow

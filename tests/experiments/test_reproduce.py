@@ -420,6 +420,21 @@ def test_one_row_of_one_seed_is_the_row_of_the_whole(here):
     assert table(here / "whole" / "tiny.csv") == whole
 
 
+def test_a_row_without_what_some_panels_show_is_the_others(here):
+    """FedAvg has no personalized models, of which one of the panels is."""
+    panels = [{"y": "test/personalized/loss"}, {"y": "test/global/loss"}]
+    path = write(changed(TINY, panels=panels))
+    row = ["--only", "FedAvg, local_steps 1", "--seed", "0"]
+    assert call(path, "--out", "out", *row)[0] == 0
+    part = table(here / "out" / "tiny-part.csv")
+    assert [line["round"] for line in part] == ["1", "2"]
+    assert all(float(line["test/global/loss"]) > 0 for line in part)
+    assert "test/personalized/loss" not in part[0]
+    status, _, error = call(write(changed(TINY, panels=panels[:1])), "--out", "out", *row)
+    assert status == 2
+    assert "no run has 'test/personalized/loss'" in error
+
+
 def test_a_whole_figure_is_no_part_of_itself():
     """Its name is that of the folder of `pfl compare`."""
     figure = Reproduction.from_file(write(TINY))

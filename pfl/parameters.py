@@ -345,8 +345,8 @@ class BufferSpace:
     def own(self, module: nn.Module, values: Tensor) -> dict[str, Tensor]:
         """Returns tensors by the buffers' names that have values [B], for `functional_call`.
 
-        Floating ones are places in `values`, which change with them; integers are copies, which
-        `keep` writes back.
+        Floating ones are places in `values`, which change with them; integers are copies. `keep`
+        writes back what has not changed in its place.
         """
         named = {}
         pieces = self._pieces(module, values)
@@ -358,9 +358,12 @@ class BufferSpace:
         return named
 
     def keep(self, named: dict[str, Tensor], module: nn.Module, values: Tensor) -> None:
-        """Writes the integers among the tensors of `own` into `values` [B]."""
+        """Writes what lies elsewhere of the tensors of `own` into `values` [B].
+
+        These are integers, and tensors that the network has put in the place of those it was given.
+        """
         for tensor, piece in zip(named.values(), self._pieces(module, values), strict=True):
-            if not tensor.is_floating_point():
+            if not tensor.is_floating_point() or tensor.data_ptr() != piece.data_ptr():
                 piece.copy_(tensor)
 
     def _pieces(self, module: nn.Module, values: Tensor) -> list[Tensor]:

@@ -317,8 +317,8 @@ class GraphEngine(Engine):
 
     A recording has room for a few clients and samples more than a step has: rows that nobody
     reads, and samples of weight 0. Steps with objectives are not recorded, nor are evaluations,
-    nor, in networks with running statistics, steps in which a client has fewer samples than another
-    one.
+    nor, in networks whose samples of a batch change each other (BatchNorm), steps in which a client
+    has fewer samples than another one.
 
     Args:
         inner: The engine whose gradients are recorded. It runs several clients, without random
@@ -335,7 +335,7 @@ class GraphEngine(Engine):
         self.name = recording_of(inner)
         self.serves_objectives = evaluator.serves_objectives
         self.keeps_inputs = evaluator.keeps_inputs  # steps are taken of copies
-        self.has_statistics = self.runner.buffers.size > 0
+        self.mixes_samples = self.runner.mixes_samples
         self._record = RECORDERS[self.runner.device.type]
         self._forget(None)
 
@@ -355,9 +355,9 @@ class GraphEngine(Engine):
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
-        if objective is not None or (self.has_statistics and not batch.is_full):
+        if objective is not None or (self.mixes_samples and not batch.is_full):
             return self.evaluator.gradient(w, batch, buffers, objective)
-        block = with_room(StepBlock.of(batch, w.dtype), self.has_statistics)
+        block = with_room(StepBlock.of(batch, w.dtype), self.mixes_samples)
         places = self._load(w, None, buffers)
         one = self._recorded_step(places, block, None)
         one.lay_out(block, 0)
@@ -390,14 +390,14 @@ class GraphEngine(Engine):
             places.load_models(slice(active, A), v, buffers)  # if any: their place was not kept
             active = A
             counts += block.counts.ravel().tolist()
-            if self.has_statistics and not block.is_full:
+            if self.mixes_samples and not block.is_full:
                 rows = slice(A)
                 places.keep_models(rows, v, buffers)
                 own = some_rows(buffers, rows)
                 losses.append(self.evaluator.descend(v[rows], [block], step.rows(rows), own)[0])
                 places.load_models(rows, v, buffers)
                 continue
-            block = with_room(block, self.has_statistics)
+            block = with_room(block, self.mixes_samples)
             if self.runner.has_keys:
                 block.row_seeds = block.seeds()
             one = self._recorded_step(places, block, terms)
@@ -412,9 +412,9 @@ class GraphEngine(Engine):
         return torch.cat(losses), counts
 
     def _parts(self, blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
-        """Yields blocks, in networks with running statistics cut where their steps are full."""
+        """Yields blocks, with BatchNorm cut where their steps are full."""
         for block in blocks:
-            if self.has_statistics:
+            if self.mixes_samples:
                 yield from block.cut_where_full()
             else:
                 yield block
@@ -464,10 +464,10 @@ def recording_of(engine: Engine) -> str:
     return f"CUDA graph of {engine.name}"
 
 
-def with_room(block: StepBlock, has_statistics: bool) -> StepBlock:
+def with_room(block: StepBlock, mixes_samples: bool) -> StepBlock:
     """Returns a block with the samples' weights, and with samples of weight 0 for a round size.
 
-    In networks with running statistics no sample is added, as it would count in them.
+    In networks whose samples change each other no sample is added, as it would change the others.
     """
     K, A, B = block.picks.shape
     weights = block.sample_weights()
@@ -475,7 +475,7 @@ def with_room(block: StepBlock, has_statistics: bool) -> StepBlock:
         weights = block.picks.new_full((K, A, B), 1 / B, dtype=block.dtype)
     picks = block.picks
     more = room(B, digits=4) - B
-    if more and not has_statistics:
+    if more and not mixes_samples:
         picks = torch.cat([picks, picks[..., -1:].expand(K, A, more)], -1)
         weights = nn.functional.pad(weights, (0, more))
     return replace(block, picks=picks, weights=weights)

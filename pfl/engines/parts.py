@@ -52,27 +52,31 @@ def gradient_in_parts(
         w: The models, [C, P].
         batch: A mini-batch of each of A clients.
         buffers: Running statistics [C, ...], changed in place.
-        parts: In how many parts of about equal size each row is cut.
+        parts: In how many parts of about equal size each row is cut, whatever other rows have.
     """
     counts = np.array(batch.counts)
-    size = -(-batch.inputs.shape[1] // parts)
+    sizes = -(-counts // parts)
     weights = runner.weights(batch, w.dtype)
     g = torch.zeros_like(w)
     loss = w.new_zeros(batch.clients)
-    for part, first in enumerate(range(0, batch.inputs.shape[1], size)):
-        chosen = np.flatnonzero(counts > first)
+    for part in range(parts):
+        firsts = part * sizes
+        chosen = np.flatnonzero(counts > firsts)
+        if not len(chosen):
+            break
         rows = torch.from_numpy(chosen).to(w.device)
-        own = np.minimum(counts[chosen] - first, size)
-        columns = slice(first, first + int(own.max()))
+        own = np.minimum(counts - firsts, sizes)[chosen]
+        places = np.arange(own.max())
+        columns = firsts[chosen, None] + np.minimum(places, own[:, None] - 1)  # the rest is padding
+        at = rows[:, None], torch.from_numpy(columns).to(w.device)
         origin = PartOrigin(batch.origin, chosen.tolist(), part)
-        piece = Batch(
-            batch.inputs[rows, columns], batch.targets[rows, columns], own.tolist(), origin
-        )
+        piece = Batch(batch.inputs[at], batch.targets[at], own.tolist(), origin)
         theirs = None if buffers is None else buffers[rows]
         losses, found = gradient(w[rows], piece, theirs, rows)
         if buffers is not None and theirs is not None:
             buffers[rows] = theirs
-        share = weights[rows, columns].sum(1)  # of the part in the mean of its row
+        real = torch.from_numpy(places < own[:, None]).to(w.device)
+        share = torch.where(real, weights[at], 0.0).sum(1)  # of the part in the mean of its row
         loss[rows] += share * losses.to(loss)
         g[rows] += share[:, None] * found
     return loss, g

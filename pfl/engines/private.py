@@ -134,6 +134,12 @@ class PrivateEngine(Engine):
         counts = [len(self._used.pop(client, (0, set()))[1]) for client in ids.tolist()]
         return torch.tensor(counts, dtype=torch.float64)[:, None]
 
+    def release(self) -> None:
+        """Also forgets the steps that are not counted: their clients begin the round anew."""
+        super().release()
+        self.inner.release()
+        self._used = {}
+
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         if hasattr(batch.origin, "expected"):
             raise ConfigError(

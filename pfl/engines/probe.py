@@ -40,6 +40,8 @@ def probe(
     network = private_copy(runner.original)  # never run, so it keeps nothing of an earlier run
     _refuse_max_norm(network)
     network.train()  # a network's own `train` may keep some layers in evaluation mode
+    norms = [m for m in network.modules() if isinstance(m, BATCH_NORMS)]
+    has_batch_norm = any(norm.training or norm.running_mean is None for norm in norms)
     has_keys = has_dropout(network) and (
         layers_in_turn(network, runner.space, batch.inputs[0]) is not None
     )
@@ -62,7 +64,6 @@ def probe(
         if buffer is not old or version_of(buffer) != version or not torch.equal(buffer, value):
             moved.add(name.rpartition(".")[0])
     changed = [n for n in now if n.rpartition(".")[0] in moved]
-    norms = [m for m in network.modules() if isinstance(m, BATCH_NORMS)]
     with isolated(device):
         if all(norm.running_mean is not None for norm in norms):
             _check_batch_is_not_mixed(plain, batch.inputs[0], training=False)
@@ -77,6 +78,7 @@ def probe(
         buffers=buffers,
         is_stochastic=is_stochastic,
         has_keys=has_keys,
+        has_batch_norm=has_batch_norm,
         channels_last=channels_last,
     )
 
@@ -117,7 +119,8 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
         single = ""
         if len(inputs) == 1:
             single = (
-                ", in a batch of one sample, as a client's last one is with this model.batch_size"
+                ", in a batch of one sample, as a client's last one is with this model.batch_size, "
+                "or a part of one with model.accumulate"
             )
         raise ConfigError(
             f"network: {name} cannot process inputs of shape {shape}{single}: "

@@ -48,6 +48,7 @@ class ModelRunner:
         buffers: The buffers that training changes (running statistics).
         is_stochastic: Whether the network draws random numbers from PyTorch's generators.
         has_keys: Whether it draws from the rows' seeds (`pfl.engines.dropout`).
+        has_batch_norm: Whether a layer takes means over the batch in training.
         channels_last: Whether images are stored with their channels last.
         target_scale: The unit in which losses compare values; None: that of the targets.
     """
@@ -61,6 +62,7 @@ class ModelRunner:
     buffers: BufferSpace = field(default_factory=lambda: BufferSpace(nn.Identity()))
     is_stochastic: bool = False
     has_keys: bool = False
+    has_batch_norm: bool = False
     channels_last: bool = False
     target_scale: TargetScale | None = None
 
@@ -90,6 +92,11 @@ class ModelRunner:
         """Whether some of the network's parameters are not trained."""
         return any(not p.requires_grad for p in self.original.parameters())
 
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether samples of a batch change each other, or running statistics."""
+        return self.has_batch_norm or self.buffers.size > 0
+
     def obstacle_to_batches(self) -> str | None:
         """Returns why clients cannot run in one call; None if nothing is known.
 
@@ -97,6 +104,8 @@ class ModelRunner:
         """
         if self.buffers.size:
             return f"it keeps running statistics ({self.buffers.names[0]})"
+        if self.has_batch_norm:
+            return "its samples of a batch change each other (BatchNorm)"
         if self.is_stochastic:
             return "it draws random numbers (dropout elsewhere than in a chain of layers)"
         modules = self.network.named_modules(remove_duplicate=False)

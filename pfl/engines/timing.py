@@ -172,14 +172,15 @@ def _time(engine: Engine, w: Tensor, block: StepBlock, slow: float = 0.0) -> flo
 
 
 def _move(engine: Engine, w: Tensor, block: StepBlock) -> tuple[Tensor, Tensor]:
-    """Returns the move from w of each client's first step, [C, P], and its statistics then, [C, Q].
+    """Returns how each client's first step moves a model w, [C, P], and its statistics, [C, Q].
 
     Later steps tell less, since deep networks make large differences of the rounding in the first.
     """
     v = w.repeat(block.clients, 1)
-    buffers = _buffers(engine, v)
+    start = _buffers(engine, v)
+    buffers = start.clone()
     engine.descend(v, [block.steps(0, 1)], Step(RATE), buffers)
-    return v.sub_(w), buffers
+    return v.sub_(w), buffers.sub_(start)
 
 
 def _buffers(engine: Engine, v: Tensor) -> Tensor:

@@ -34,9 +34,9 @@ def store_frozen_part(oracle: Oracle, data: ClientData, batch: Batch) -> nn.Modu
     It ends before the head, where nothing else is trained, or before the first of the blocks that
     has a trained parameter. What it makes of each different sample is kept in memory, or, where
     that is short, in a mapped file. Samples stay as they are if no parameter is frozen, if they are
-    streamed, transformed or poisoned, if the network draws random numbers or keeps running
-    statistics, and under an engine that was chosen by name. A run in 64-true whose network is
-    float64 only later stores nothing.
+    streamed, transformed or poisoned, if the network draws random numbers, keeps running statistics
+    or mixes the samples of a batch, and under an engine that was chosen by name. A run in 64-true
+    whose network is float64 only later stores nothing.
 
     Args:
         oracle: The network, after `inspect`.
@@ -53,7 +53,7 @@ def store_frozen_part(oracle: Oracle, data: ClientData, batch: Batch) -> nn.Modu
     runner = oracle.runner
     samples = data.samples
     plain = data.in_memory and not (data.transforms or data.poison)
-    changes = runner.is_stochastic or runner.buffers.size
+    changes = runner.is_stochastic or runner.mixes_samples
     at = _first_trained(runner)
     nothing = not frozen_parameters(runner.original)  # a flattening layer is no work worth memory
     if oracle.requested != "auto" or changes or not plain or at is None or nothing:

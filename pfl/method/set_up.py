@@ -110,11 +110,8 @@ def inspect_network(
         client = int(sizes.argmax())
     probe = Clients(np.array([client]), 0, data, dtype=space.vector.dtype)
     # Two samples, or one if some client has a batch of one, which BatchNorm refuses.
-    left = sizes
-    if size is not None:
-        left = sizes % size
     count = 2
-    if size == 1 or (left[sizes > 0] == 1).any():
+    if _has_batch_of_one(sizes, size, method.accumulate):
         count = 1
     if not loop.datamodule.has_samples:
         probe = Clients(probe.ids, 0, data.few(count), dtype=probe.dtype)
@@ -141,6 +138,22 @@ def inspect_network(
         outputs = oracle.predict(method.global_model, inputs).cpu()
         loop.metrics.values(*oracle.runner.predicted(outputs, targets.cpu()))
     return probe
+
+
+def _has_batch_of_one(sizes: np.ndarray, batch_size: int | None, parts: int) -> bool:
+    """Whether a mini-batch, or one of the parts in which it is computed, has one sample.
+
+    Args:
+        sizes: The clients' numbers of samples, int64 [M].
+        batch_size: The samples of a mini-batch; None: all of a client's.
+        parts: `model.accumulate`.
+    """
+    counts = sizes
+    if batch_size is not None:
+        counts = np.append(sizes % batch_size, batch_size * (sizes >= batch_size).any())
+    counts = counts[counts > 0]
+    each = -(-counts // parts)
+    return bool(((each == 1) | (counts % each == 1)).any())
 
 
 def _check_places(method: Method, loop: FederatedLoop) -> None:
@@ -264,9 +277,10 @@ def make_private(method: Method, loop: FederatedLoop) -> None:
             f"one place; take another method"
         )
     everyone = [method, *method.members]
-    if any(one.oracle.buffers.size for one in everyone):
+    if any(one.oracle.runner.mixes_samples for one in everyone):
         raise ConfigError(
-            "loop.sample_privacy: the network's running statistics mix samples; take GroupNorm"
+            "loop.sample_privacy: the network's BatchNorm or running statistics mix samples; take "
+            "GroupNorm"
         )
     if method.accumulate > 1:
         raise ConfigError(

@@ -566,10 +566,16 @@ def _check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> Non
 
 
 def _check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> None:
-    """Refuses a trace that is shorter than the run, or has something else than client ids."""
-    if rounds is not None and rounds > len(trace):
+    """Refuses a trace that is shorter than the run, or has something else than client ids.
+
+    A run without an end is longer than any trace.
+    """
+    if rounds is not None and not 0 <= rounds <= len(trace):
+        given = str(rounds)
+        if rounds < 0:
+            given += " (no end)"
         raise ConfigError(
-            f"trainer.max_epochs: {rounds}; loop.{name} has only {len(trace)} rounds, set it to "
+            f"trainer.max_epochs: {given}; loop.{name} has only {len(trace)} rounds, set it to "
             f"at most that"
         )
     for number, ids in enumerate(trace, 1):

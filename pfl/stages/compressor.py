@@ -67,8 +67,13 @@ class Compressor(Stage):
 
     def __init__(self, messages: Sequence[str] = ("w",)) -> None:
         named = not isinstance(messages, str) and len(messages) > 0
+        if named:  # else a message would be coded twice, and its memory moved twice
+            named = len({*map(str, messages)}) == len(messages)
         require_value(
-            self.argument_key("messages"), messages, named, "a list of names, such as [w]"
+            self.argument_key("messages"),
+            messages,
+            named,
+            "a list of names, such as [w], each once",
         )
         self.messages = list(messages)
         self._served: Served

@@ -212,6 +212,28 @@ def test_a_gradient_in_parts_is_that_of_the_mini_batch(fit, engine, parts):
     assert one.progress.samples == whole.progress.samples == 2 * 2 * 17
 
 
+@pytest.mark.parametrize("engine", ["auto", "vmap"])
+def test_the_parts_of_a_mini_batch_depend_on_no_other_client(fit, engine):
+    """Dropout draws by the part: mini-batches of 5 samples beside some of 4, 3 and 1, and alone."""
+    data = labelled([(4, 5, 3), (6, 2, 1), (0, 1, 2)])[0]
+    torch.manual_seed(0)
+    layers = [nn.Linear(2, 4), nn.Dropout(0.5), nn.Tanh(), nn.Linear(4, 3)]
+    network = nn.Sequential(*layers).double()
+    ends = []
+    for at_once in (1, 3):
+        method = FedAvg(
+            copy.deepcopy(network),
+            lr=0.3,
+            batch_size=5,
+            accumulate=3,
+            local_epochs=2,
+            engine=engine,
+        )
+        fit(method, data, 2, clients_at_once=at_once, evaluate=())
+        ends.append(method.global_model)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
+
+
 def test_a_client_s_own_loss_and_rows_go_with_its_part(fit):
     """MOON's models and the class weights of each client are those of its rows in each part."""
     data = labelled([(1, 4, 3), (6, 2, 0), (0, 1, 2)])[0]

@@ -29,11 +29,16 @@ class Blocks(nn.Module):
         torch.manual_seed(0)
         self.kind = kind
         self.blocks = nn.ModuleList(
-            nn.Sequential(layer(4, 4), nn.Tanh(), nn.Dropout(0.5 * (kind == "dropout")))
+            nn.Sequential(layer(4, 4), nn.Tanh(), self.last(kind))
             for layer in (Counted, nn.Linear, nn.Linear)
         )
         self.head = nn.Linear(4, 2)
         self.double()
+
+    def last(self, kind):
+        if kind == "batch norm":
+            return nn.BatchNorm1d(5, track_running_stats=False)
+        return nn.Dropout(0.5 * (kind == "dropout"))
 
     def forward(self, x):
         h = first = self.blocks[0](x)
@@ -88,9 +93,14 @@ def test_results_are_those_of_the_whole_network(fit, case, memory, monkeypatch):
         np.testing.assert_allclose(method.row[name], whole.row[name], rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["dropout", "skip", "a transform", "the first block"])
+@pytest.mark.parametrize(
+    "kind", ["dropout", "batch norm", "skip", "a transform", "the first block"]
+)
 def test_where_results_would_differ_nothing_is_stored(fit, kind):
-    """The output of a first block that is used again is not what a later block is given."""
+    """The output of a first block that is used again is not what a later block is given.
+
+    BatchNorm makes the output for a sample depend on the mini-batch.
+    """
     data = {"transforms": [Normalize()]} if kind == "a transform" else {}
     trainable = LoRA(2, last_blocks=3 if kind == "the first block" else 1)
     assert run(fit, FedAvg, trainable, network=Blocks(kind), **data)[1].frozen is None

@@ -286,6 +286,20 @@ def test_what_cannot_be_trained_is_refused_in_one_line(tmp_path, network, batch_
     assert "\n" not in str(error.value)
 
 
+def test_parts_of_one_sample_are_refused_in_one_line(tmp_path):
+    """All mini-batches have 5 or 4 samples; in three parts 5 samples are 2, 2 and 1."""
+    torch.manual_seed(0)
+    network = chain(nn.BatchNorm1d(4))
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randn(24, 6, generator=rng, dtype=torch.float64)
+    targets = torch.randint(3, (24,), generator=rng)
+    data = owned(np.repeat([0, 1], [15, 9]), inputs, targets)
+    with pytest.raises(ConfigError, match=r"a part of one with model.accumulate") as error:
+        run(LocalTrain(network, batch_size=5, accumulate=3), data, 1, root=tmp_path)
+    assert "\n" not in str(error.value)
+    run(LocalTrain(network, batch_size=5, accumulate=2), data, 1, root=tmp_path)
+
+
 class SameShapes(nn.Module):
     """A loss that asserts outputs and targets of one shape."""
 

@@ -155,11 +155,27 @@ def convolutions(*layers):
     )
 
 
-def normalized():
+def normalized(**arguments):
     return nn.Sequential(
-        *(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3, momentum=0.3), nn.ReLU()),
-        *(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)),
+        *(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3, momentum=0.3, **arguments), nn.ReLU()),
+        *(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2, **arguments), nn.Tanh()),
+        *(nn.Flatten(), nn.Linear(72, 3)),
     )
+
+
+class Following(nn.Module):
+    """Divides values by a scale that follows their sizes, a new tensor in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(6))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().mean(0)
+            self.steps = self.steps + 1
+        return x / (1 + self.scale)
 
 
 def case(name):
@@ -188,6 +204,10 @@ def case(name):
         return Case(LeNet5(num_classes=3, image_size=16), images(rng, size=16), targets)
     if name == "smooth loss":
         return Case(mlp(), images(rng), targets, SMOOTH)
+    if name == "BatchNorm without statistics":
+        return Case(normalized(track_running_stats=False), images(rng), targets)
+    if name == "replaced statistics":
+        return Case(mlp(Following()), images(rng), targets)
     makers = {"MLP": mlp, "convolutions": convolutions, "BatchNorm": normalized}
     return Case(makers[name](), images(rng), targets)
 
@@ -495,6 +515,37 @@ def test_running_statistics_move_in_recorded_steps(lasting):
     assert recorder.count == 4  # of five clients with 4 and with 3 samples, of three, and of one
     assert_statistics(problem, one, v, buffers, blocks)
     assert recorder.count == 4
+
+
+def test_statistics_that_a_network_replaces_are_kept():
+    """Some layers put a new tensor in the place of a buffer, which BatchNorm changes in place."""
+    problem = case("replaced statistics")
+    one, recorder = problem.recorded("unrolled")
+    v = problem.models(3)
+    buffers = statistics(problem, 3)
+    blocks = [problem.full(3, 3), problem.block([[4, 3, 2], [3, 3, 3]])]
+    _, own, _, _ = assert_statistics(problem, one, v, buffers, blocks)
+    assert recorder.count == 2
+    assert torch.equal(own[:, 6], buffers[:, 6] + 5)  # the number of steps
+
+
+def test_padding_changes_no_sample_beside_it():
+    """BatchNorm without running statistics takes the mean of the batch, too."""
+    problem = case("BatchNorm without statistics")
+    assert not problem.runner.buffers.size
+    one, recorder = problem.recorded("unrolled")
+    v = problem.models(4)
+    counts = [[4, 4, 4], [4, 2, 3], [3, 3, 3]]
+    assert_steps(one, problem.sequential, v, [problem.block(counts), problem.full(2, 1, size=9)])
+    assert recorder.count == 3
+    (batch,) = problem.block([[5, 3]])
+    with torch.no_grad():
+        found = one.gradient(v[:2], batch)
+        expected = problem.sequential.gradient(v[:2], batch)
+    for actual, right in zip(found, expected, strict=True):
+        close(actual, right)
+    assert recorder.count == 3
+    assert "BatchNorm" in VmapEngine.obstacle(problem.runner, batch, "vmap")
 
 
 def test_running_statistics_move_with_recorded_gradients():

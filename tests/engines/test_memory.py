@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 import weakref
 from functools import partial
 from typing import ClassVar
@@ -13,7 +14,8 @@ import torch
 from datamodules import DigitsDataModule, SharedTest, SplitOwn
 from models import MLP
 from pfl import FederatedLoop
-from pfl.algorithms import FedAgg, FedCLUP, FedSLR
+from pfl.aggregation.privacy import SamplePrivacy
+from pfl.algorithms import FedAgg, FedAvg, FedCLUP, FedSLR
 from pfl.clients import Clients, LocalSchedule
 from pfl.engines.batch import Batch, default_loss
 from pfl.engines.memory import clients_that_fit
@@ -21,6 +23,7 @@ from pfl.engines.oracle import Oracle
 from pfl.method import set_up
 from pfl.parameters import ParameterSpace
 from pfl.scores.evaluation import ClientScores
+from pfl.stages.private import GRADIENTS
 from tests.problems import least_squares, quiet, run
 
 SCRIPTED = """The following operation failed in the TorchScript interpreter.
@@ -85,6 +88,22 @@ def test_fewer_clients_at_a_time_end_where_all_of_them_do(tmp_path, kind, error)
     assert_noticed(seen, "training")
     assert Short.asked[:2] == [7, 4] and set(Short.asked[2:]) <= {1, 2, 3}
     check_equal(actual, expected)
+
+
+def test_gradients_of_a_failed_attempt_are_no_private_ones(tmp_path):
+    """They reached nobody: those of the next attempt have the same noise, and are counted once."""
+    problem = least_squares(SIZES)
+    privacy = SamplePrivacy(clip=1.0, noise_multiplier=1.0, delta=0.01, reproducible=True)
+    arguments = dict(lr=0.05, batch_size=2, local_epochs=2)
+    ends = []
+    for kind in (FedAvg, short_of(2, FedAvg)):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not hold")
+            method = kind(problem.network(), **arguments)
+            ends.append(run(method, problem, 3, root=tmp_path, sample_privacy=privacy))
+    check_equal(*ends[::-1])
+    steps = [2 * 3 * -(-size // 2) for size in SIZES]
+    assert ends[1].client_rows(GRADIENTS, np.arange(7))[:, 0].tolist() == steps
 
 
 def test_fewer_models_at_a_time_have_the_same_scores(tmp_path):

@@ -473,6 +473,30 @@ def test_an_engine_with_other_running_statistics_is_refused(recorder, monkeypatc
     assert "right" in chosen.milliseconds
 
 
+class Following(nn.Module):
+    """Divides values by a scale that follows their sizes slowly."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x):
+        if self.training:
+            self.scale.lerp_(x.detach().abs().mean(0, keepdim=True).mean(1), 0.01)
+        return x / self.scale
+
+
+def test_statistics_are_compared_by_their_moves(recorder, monkeypatch):
+    """A hundredth of the way to another value: what they are then is about what they were."""
+    network = nn.Sequential(Following(), nn.Linear(4, 3)).double()
+    oracle, block = looked_at(network, (4,), "sequential")
+    wrong = OwnStatistics(oracle.runner)
+    monkeypatch.setattr(timing, "candidates", lambda engine, clients: iter([wrong]))
+    with torch.no_grad():
+        chosen = fastest_engine(oracle.engine, block)
+    assert list(chosen.refused) == ["own statistics"]
+
+
 def test_nothing_is_chosen_for_private_gradients(recorder):
     oracle, block = looked_at(nn.Linear(4, 3).double(), (4,))
     oracle.make_private(1.0, 1.0, 4, Seeded(0))

@@ -177,6 +177,9 @@ def test_a_trace_names_clients_by_round(what, source, tmp_path):
     federation.trainer = SimpleNamespace(max_epochs=4)
     with refused("trainer.max_epochs: 4", f"loop.{what} has only 3 rounds"):
         federation.setup("fit")
+    federation.trainer = SimpleNamespace(max_epochs=-1)  # Lightning's number for a run without end
+    with refused("trainer.max_epochs: -1 (no end)", f"loop.{what} has only 3 rounds"):
+        federation.setup("fit")
 
 
 @pytest.mark.parametrize("what", ["dropout", "stragglers"])

@@ -386,6 +386,10 @@ def test_messages_that_cannot_be_compressed_are_refused():
         (lambda: TopK(1.5), "loop.stages: TopK.share: 1.5; it must be positive and at most 1"),
         (lambda: RandomK(0.0), "loop.stages: RandomK.share: 0.0; it must be positive"),
         (lambda: TopK(0.1, []), "loop.stages: TopK.messages: []; it must be a list of names"),
+        (
+            lambda: TopK(0.1, ["w", "w"]),
+            "loop.stages: TopK.messages: ['w', 'w']; it must be a list",
+        ),
         (lambda: PowerSGD(0), "loop.stages: PowerSGD.rank: 0; it must be a whole number of at"),
         (lambda: SignEF("w"), "loop.stages: SignEF.messages: 'w'; it must be a list of names"),
     ],

@@ -66,7 +66,10 @@ class UnrolledEngine(Engine):
                         own = statistics.own(network, row)
                     with drawing(seeds[c : c + 1]):
                         inputs = runner.laid_out(batch.inputs[c])
-                        outputs = functional_call(network, own, (inputs,))
+                        if own:
+                            outputs = functional_call(network, own, (inputs,))
+                        else:  # which TorchScript can
+                            outputs = network(inputs)
                     loss = (runner.per_sample(outputs, batch.targets[c]) * weights[c]).sum()
                     pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
                     with torch.no_grad():

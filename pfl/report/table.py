@@ -26,7 +26,7 @@ import numpy as np
 from pfl import files
 from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError, printable
-from pfl.report.curves import Panel, PanelRow, read_panel
+from pfl.report.curves import Panel, PanelRow, is_number, read_panel
 
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%_#${}"}
@@ -452,6 +452,9 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
     own = ("rows", "columns", "printed")
     rest = {key: value for key, value in content.items() if key not in own}
     panel = read_panel(name, rest, runs, grid)
+    for key in ("rows", "columns"):
+        holds = isinstance(content.get(key, []), list)
+        require_value(f"{name}: tables.{key}", content.get(key), holds, "a list of axes")
     rows = list(content.get("rows", []))
     columns = list(content.get("columns", []))
     counts = {"run": len(panel.runs)}
@@ -463,11 +466,15 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
             f"{name}: tables: rows {rows} and columns {columns}; together they must name each of "
             f"{', '.join(counts)} once"
         )
-    result = Crosstab(panel, rows, columns, content.get("printed") or {})
+    printed_rows = content.get("printed") or {}
+    expected = "a list of numbers for each row of the table"
+    require_value(f"{name}: tables.printed", printed_rows, isinstance(printed_rows, dict), expected)
+    result = Crosstab(panel, rows, columns, printed_rows)
     known = [result.words(rows, down) for down in result.points(rows)]
     number = len(result.points(columns))
     for row, printed in result.printed.items():
-        holds = row in known and len(printed) == number
+        holds = row in known and isinstance(printed, list) and len(printed) == number
+        holds = holds and all(value is None or is_number(value) for value in printed)
         expected = f"a row of the table, {', '.join(known)}, with {number} numbers"
         require_value(f"{name}: tables.printed", {row: printed}, holds, expected)
     return result

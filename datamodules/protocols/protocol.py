@@ -65,8 +65,12 @@ class Protocol(Checked, ABC):
         """Describes the protocol in words, for the record of a run."""
         also = ", without validation"
         if self.validation:
-            also = f", validated on {self.validation:.0%} of its own"
-        return self.words.format_map(vars(self)) + also
+            also = f", validated on {_percent(self.validation)} of its own"
+        return self._tested() + also
+
+    def _tested(self) -> str:
+        """Returns in words what a client is tested on."""
+        return self.words.format_map(vars(self))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
@@ -94,7 +98,7 @@ class SplitOwn(Protocol):
         [449, 449, 899]
     """
 
-    words = "each client is tested on {test:.0%} of its own samples"
+    words = "each client is tested on {test} of its own samples"
     needs_official_test = False
     assigns_official_test = True
 
@@ -117,6 +121,9 @@ class SplitOwn(Protocol):
             order = order_of(self.order, pool.columns, needed)
             test, val, train = split_in_order(owned, order, shares)
         return Partition(train, val, test)
+
+    def _tested(self) -> str:
+        return self.words.format(test=_percent(self.test))
 
     def describe(self) -> str:
         if self.order is None:
@@ -251,3 +258,8 @@ class OfficialSplit(Protocol):
         given = owned.select(~is_test)
         val, train = split_off(given, pool.labels, (self.validation,), rng)
         return Partition(train, val, owned.select(is_test))
+
+
+def _percent(share: float) -> str:
+    """Returns a share in percent, with as many digits as it needs: 0.125 is 12.5%."""
+    return f"{100 * share:.6g}%"

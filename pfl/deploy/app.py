@@ -37,7 +37,7 @@ from pfl.deploy.data import (
     told_names,
     unlike,
 )
-from pfl.deploy.link import Link
+from pfl.deploy.link import Link, own_path
 from pfl.deploy.noise import OwnNoise
 from pfl.deploy.overview import overview_of, overview_text, versions
 from pfl.deploy.parties import Parties
@@ -137,7 +137,10 @@ def write_app(words: list[str], out: Path) -> int:
     refuse_scaled_targets(data)
     loop = FederatedLoop(data, **built.options)
     check_run(built.method, loop)
-    for callback in values["trainer"].get("callbacks") or ():
+    callbacks = values["trainer"].get("callbacks") or []
+    if not isinstance(callbacks, list):  # one, as the Trainer takes it
+        callbacks = [callbacks]
+    for callback in callbacks:
         check_callback(pydoc.locate(callback["class_path"]))  # type: ignore[arg-type]
     data.prepare_data()
     data.setup()
@@ -311,9 +314,9 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
         client = given.get("client")
     require_value("client", client, type(client) is int and client >= 0, "the number of the party")
     assert client is not None
-    app = path.parent / given["app"]
-    folder = path.parent / given["folder"]
-    socket = path.parent / given.get("socket", f"{given['folder']}/{client}.sock")
+    app = own_path(path, given["app"])
+    folder = own_path(path, given["folder"])
+    socket = own_path(path, given.get("socket", f"{given['folder']}/{client}.sock"))
     for name in ("run.yaml", "server.yaml"):
         if not (app / name).is_file():
             raise ConfigError(f"{path}: app: {app} has no {name}; give what pfl deploy has written")
@@ -449,7 +452,7 @@ def _read_options(path: Path) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ConfigError(f"node: --config: {path} is not a YAML file with keys: {', '.join(NODE)}")
     if unknown := given.keys() - {*NODE}:
-        raise ConfigError(f"{path}: {min(unknown)}: the keys are {', '.join(NODE)}")
+        raise ConfigError(f"{path}: {min(unknown, key=str)}: the keys are {', '.join(NODE)}")
     defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
     given = {**defaults, "accelerator": "auto", **given}
     for key in ("app", "folder", "socket"):

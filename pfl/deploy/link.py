@@ -78,13 +78,13 @@ class Link:
         if not isinstance(given, dict) or not isinstance(given.get("address"), str):
             raise ConfigError(f"{name}: {given!r}; it must have the address, as host:port")
         if unknown := given.keys() - {*KEYS}:
-            raise ConfigError(f"{name}: {min(unknown)}: the keys are {', '.join(KEYS)}")
+            raise ConfigError(f"{name}: {min(unknown, key=str)}: the keys are {', '.join(KEYS)}")
         found: dict[str, Path | None] = {}
         for key in ("certificates", "key"):
             found[key] = None
             if given.get(key) is None:
                 continue
-            found[key] = path.parent / str(given[key])
+            found[key] = own_path(path, str(given[key]))
             if not found[key].is_file():  # type: ignore[union-attr]
                 raise ConfigError(f"{name}.{key}: there is no file {found[key]}")
         if found["key"] is not None and found["certificates"] is None:
@@ -348,6 +348,11 @@ class Node:
                 session_id=wanted["session"],
             )
             self.ask("PushObject", request)
+
+
+def own_path(file: Path, given: str) -> Path:
+    """Returns a path of a party's file, at which it begins unless it begins at ~ or /."""
+    return file.parent / Path(given).expanduser()
 
 
 def reply_file(in_hand: Path) -> Path:

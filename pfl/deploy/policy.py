@@ -53,7 +53,7 @@ class Policy:
         names = [field.name for field in fields(cls)]
         require_value(key, given, isinstance(given, dict), f"a mapping with {', '.join(names)}")
         if unknown := given.keys() - {*names}:
-            raise ConfigError(f"{key}: {min(unknown)}: the keys are {', '.join(names)}")
+            raise ConfigError(f"{key}: {min(unknown, key=str)}: the keys are {', '.join(names)}")
         values = dict(given)
         for name in ("splits", "scores", "messages", "tables", "overview"):
             if name not in values:

@@ -130,7 +130,7 @@ class Grid:
         expected = "their number, at least 1, or a list of different whole numbers"
         require_value("seeds", self.seeds, holds, expected)
         runs = {str(run): change or {} for run, change in self.runs.items()}
-        axes = [_axis(*item) for item in self.grid.items()]
+        axes = [_axis(str(key), values) for key, values in self.grid.items()]
         points = dict(axes)
         _check_names("grid", [axis for axis, _ in axes])
         for where, names in {"runs": runs, **{f"grid.{k}": v for k, v in axes}}.items():

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from pfl.callbacks.run_result import versions
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.messages import explain
+from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
@@ -371,11 +372,18 @@ def room_for(jobs: Iterable[Job], tasks: int, workers: int | None = None) -> Roo
     return Room(tasks, workers, cards)
 
 
-def check_jobs(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:
+def check_jobs(
+    jobs: Iterable[Job],
+    metric: str | None = None,
+    *,
+    validated: bool = False,
+    tested: bool = False,
+) -> None:
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
     A mistake in the last run is so found before the first begins. All runs must compute the score
-    `metric`, if there is one, and evaluate validation samples if they are to be `validated`.
+    `metric`, if there is one, evaluate validation samples if they are to be `validated`, and have
+    test samples if they, or runs of their data, are to be `tested`.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
@@ -389,3 +397,6 @@ def check_jobs(jobs: Iterable[Job], metric: str | None = None, *, validated: boo
                 share = getattr(loop.datamodule.protocol, "validation", 1)
                 if validated and not ("val" in loop.evaluate and share):
                     raise ConfigError(NOT_VALIDATED)
+                share = getattr(loop.datamodule.protocol, "test", 1)
+                expected = "above 0, as a look is judged on test samples"
+                require_value("data.protocol.test", share, bool(share) or not tested, expected)

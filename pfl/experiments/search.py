@@ -42,7 +42,11 @@ LEAST = 8  # held-out seeds of a look
 CHOSEN = 0.97  # the probability that the better one of all tries is the best on validation samples
 FOUND = 0.98  # that a look finds it, if the spread is known; it is estimated from the tries
 VERDICTS = {1: "improves", 0: "cannot be told from it", -1: "worse"}
-VALIDATED = {"loop": {"evaluate": ["val"]}}  # a try has no test scores that one could read
+# By the split that counts: a try has no test scores that one could read, and a look has both.
+EVALUATED = {
+    "val": {"loop": {"evaluate": ["val"]}},
+    "test": {"loop": {"evaluate": ["val", "test"]}},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,14 +337,12 @@ class Search(Comparison):
 
         The round that counts is the best one on validation samples in both cases.
         """
-        change: list[Config] = []
-        if split == "val":
-            change = [VALIDATED]
+        change: list[Config] = [EVALUATED[split]]
         made = [
             job.with_changes(change) for job in replace(self, seeds=seeds).jobs() if job.run == run
         ]
         with redirect_stdout(sys.stderr):  # the standard output has the record alone
-            check_jobs(made, self.metric, validated=True)
+            check_jobs(made, self.metric, validated=True, tested=True)
             outcomes = run_all(made, root, workers=jobs, metric=self.metric)
         read = [read_run(job, root, outcomes[job.folder]) for job in made]
         found = [self._score(one, split) for one in read]

@@ -203,10 +203,15 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
     for key in content:
         require_value(f"{figure}: panels", key, key in names, f"one of the keys {', '.join(names)}")
     axes = {key: list(values) for key, values in grid.items()}
+    where = content.get("where", {})
+    need("where", isinstance(where, dict), f"values of the grid's axes, {axes}")
+    need("x", isinstance(content.get("x", ""), str), "a metric, or an axis of the grid")
     given = {"runs": runs, **content, "y": _as_list(content["y"])}
-    given["where"] = {key: _as_list(value) for key, value in content.get("where", {}).items()}
+    given["where"] = {key: _as_list(value) for key, value in where.items()}
     if not isinstance(given["runs"], dict):
         given["runs"] = {run: run for run in _as_list(given["runs"])}
+    labels = given["runs"].values()
+    need("runs", all(isinstance(label, str) for label in labels), "runs, or a label for each")
     need("y", all(isinstance(y, str) for y in given["y"]), "a metric, or a list of metrics")
     need("runs", given["runs"].keys() <= {*runs}, f"some of {', '.join(runs)}")
     minus = given.get("minus")
@@ -216,14 +221,26 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
         need("where", holds, f"values of the grid's axes, {axes}")
     need("log", given.get("log", "") in ("", "x", "y", "xy"), "x, y or xy")
     for key in ("x_unit", "y_unit"):
-        expected = "a number, such as 1.0e+6 (YAML reads 1.0e6 as text)"
-        need(key, isinstance(given.get(key, 1.0), int | float), expected)
+        unit = given.get(key, 1.0)
+        expected = "a number but 0, such as 1.0e+6 (YAML reads 1.0e6 as text)"
+        need(key, is_number(unit) and unit != 0, expected)
+    for key in ("xlim", "ylim"):
+        ends = given.get(key)
+        holds = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
+        need(key, ends is None or holds, "two numbers, such as [0, 1.0e+6]")
     values = axes.get(content.get("x", ""), [])
     need("x", all(isinstance(x, int | float) for x in values), "an axis of numbers")
     at = given.get("at", "last")
-    holds = at in ("last", "best") or (isinstance(at, dict) and len(at) == 1)
-    need("at", holds, "last, best or {metric: value}")
+    holds = at in ("last", "best")
+    if isinstance(at, dict):
+        holds = len(at) == 1 and all(map(is_number, at.values()))
+    need("at", holds, "last, best or {metric: number}")
     return Panel(axes=axes, **given)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value of a file is a number: YAML reads 1e6 as text, and `yes` as true."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _as_list(value: Any) -> list[Any]:

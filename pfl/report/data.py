@@ -205,6 +205,7 @@ def write_picture(data: FederatedDataModule, path: Path) -> None:
     from matplotlib.figure import Figure
 
     from pfl.files import write_figure
+    from pfl.report.matplotlib_drawer import without_math
 
     targets = data.samples.targets
     size = data.samples.input_shape[-2:]
@@ -233,5 +234,5 @@ def write_picture(data: FederatedDataModule, path: Path) -> None:
         name = str(client)
         if clients is not None:
             name = clients[client]
-        axes.set_title(name)
+        axes.set_title(without_math(name))
     write_figure(path, figure)

@@ -139,7 +139,12 @@ def _shown(names: Sequence[Any]) -> Mapping[int, str]:
     if all(str(name).isdigit() for name in names):
         most = min(most, MOST_NUMBERS)
     places = np.unique(np.linspace(0, len(names) - 1, most).round().astype(int))
-    return {int(place): str(names[place]) for place in places}
+    return {int(place): without_math(str(names[place])) for place in places}
+
+
+def without_math(name: str) -> str:
+    """Returns a name from the data as matplotlib shows it: two dollars would begin a formula."""
+    return name.replace("$", r"\$")
 
 
 def _violins(axes: Axes, spreads: Sequence[Spread]) -> None:

@@ -26,11 +26,13 @@ import numpy as np
 from pfl import files
 from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError, printable
-from pfl.report.curves import Panel, PanelRow, read_panel
+from pfl.report.curves import Panel, PanelRow, is_number, read_panel
 
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%_#${}"}
     | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$", "–": "--"}
+    # LaTeX's first fonts have other characters in the places of these.
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 )
 HTML = """<div class="wide"><table><thead><tr>
 {%- for column in table.forms %}<th scope="col"><button>{{ column.head }}</button></th>
@@ -265,19 +267,19 @@ def latex(
         table = table.only(columns)
     if percent:
         table = table.in_percent()
-    lines = [*_group_lines(table.forms), " & ".join(map(escape, table.heads)) + r" \\"]
+    lines = [*_group_lines(table.forms), _latex_row(map(escape, table.heads))]
     lines.append(r"\midrule")
     for row, best in zip(table.rows, table.are_best(), strict=True):
         cells = [escape(column.text(cell)) for cell, column in table.pairs(row)]
         for place, is_best in enumerate(best):
             if bold and is_best:
                 cells[place] = rf"\textbf{{{cells[place]}}}"
-        lines.append(" & ".join(cells) + r" \\")
+        lines.append(_latex_row(cells))
     if mean:
         means = [Estimate.of(np.array(table.numbers(p))) for p in range(len(table.columns))]
         pairs = zip(table.forms[1:], means[1:], strict=True)
         last = ["mean ± std", *(column.text(cell).replace("–", "") for column, cell in pairs)]
-        lines += [r"\midrule", " & ".join(map(escape, last)) + r" \\"]
+        lines += [r"\midrule", _latex_row(map(escape, last))]
     begin = rf"\begin{{tabular}}{{@{{}}l{'r' * (len(table.columns) - 1)}@{{}}}}"
     lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
     if fits:
@@ -302,6 +304,14 @@ def latex(
             below = []
         lines = [*head, *lines, *below, rf"\end{{{kind}}}"]
     return "\n".join(lines) + "\n"
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    """Returns a row of a table; its first character is no option of the command before it."""
+    row = " & ".join(cells) + r" \\"
+    if row.startswith(("[", "*")):
+        return "{}" + row
+    return row
 
 
 def _group_lines(columns: Sequence[Column]) -> list[str]:
@@ -452,6 +462,9 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
     own = ("rows", "columns", "printed")
     rest = {key: value for key, value in content.items() if key not in own}
     panel = read_panel(name, rest, runs, grid)
+    for key in ("rows", "columns"):
+        holds = isinstance(content.get(key, []), list)
+        require_value(f"{name}: tables.{key}", content.get(key), holds, "a list of axes")
     rows = list(content.get("rows", []))
     columns = list(content.get("columns", []))
     counts = {"run": len(panel.runs)}
@@ -463,11 +476,15 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
             f"{name}: tables: rows {rows} and columns {columns}; together they must name each of "
             f"{', '.join(counts)} once"
         )
-    result = Crosstab(panel, rows, columns, content.get("printed") or {})
+    printed_rows = content.get("printed") or {}
+    expected = "a list of numbers for each row of the table"
+    require_value(f"{name}: tables.printed", printed_rows, isinstance(printed_rows, dict), expected)
+    result = Crosstab(panel, rows, columns, printed_rows)
     known = [result.words(rows, down) for down in result.points(rows)]
     number = len(result.points(columns))
     for row, printed in result.printed.items():
-        holds = row in known and len(printed) == number
+        holds = row in known and isinstance(printed, list) and len(printed) == number
+        holds = holds and all(value is None or is_number(value) for value in printed)
         expected = f"a row of the table, {', '.join(known)}, with {number} numbers"
         require_value(f"{name}: tables.printed", {row: printed}, holds, expected)
     return result

@@ -309,3 +309,13 @@ def test_a_client_with_official_test_samples_only_is_a_newcomer(tmp_path):
     (row,) = method.trainer.recorder.rows
     assert row["train/samples"] == 4
     assert "test/unseen/0/accuracy" in row and "test/global/accuracy" not in row
+
+
+@pytest.mark.parametrize(("share", "words"), [(0.2, "20%"), (0.125, "12.5%"), (1 / 3, "33.3333%")])
+def test_shares_are_told_as_they_are(share, words):
+    """0.001 is 0.1 %, and not 0 %; 0.125 is 12.5 %, and not 12 %."""
+    told = SplitOwn(share, 0.001).describe()
+    assert told == (
+        f"each client is tested on {words} of its own samples, validated on 0.1% of its own"
+    )
+    assert SharedTest(share).describe().endswith(f", validated on {words} of its own")

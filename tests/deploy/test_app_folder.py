@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pfl.deploy.app import read_node, run_server
+from pfl.deploy.app import read_link, read_node, run_server
 from pfl.deploy.app_folder import MARKER, toml_text, write_folder
 from pfl.deploy.worker import Worker, listener
 from tests.commands import call
@@ -198,6 +198,32 @@ def test_options_of_a_party_are_read_strictly(app):
 
 
 @pytest.mark.cli
+def test_a_key_that_is_no_text_is_named(app):
+    """YAML reads `on` as true; of keys of two types, Python sorts none."""
+    file = app / "party.yaml"
+    for key in ("policy", "superlink"):
+        within = {"client": 0, key: {"address": "here:1", 1: 2, "other": 3}}
+        for content, line in ((within, f"{key}: 1: the keys"), ({1: 2, "a": 3}, f"{file}: 1: the")):
+            file.write_text(yaml.safe_dump(content))
+            with refused(line):
+                read_node(file)
+                read_link(file)
+
+
+@pytest.mark.cli
+def test_paths_of_a_party_may_begin_at_the_home(app, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = app / "party.yaml"
+    (tmp_path / "ca.crt").touch()
+    link = {"address": "here:1", "certificates": "~/ca.crt"}
+    file.write_text(yaml.safe_dump({"client": 0, "folder": "~/states", "superlink": link}))
+    worker, socket = read_node(file)
+    assert (worker.folder, socket) == (tmp_path / "states", tmp_path / "states" / "0.sock")
+    assert worker.folder.is_dir() and not (app / "~").exists()
+    assert read_link(file).certificates == tmp_path / "ca.crt"
+
+
+@pytest.mark.cli
 @pytest.mark.parametrize(
     ("key", "value"),
     [("timeout", "60"), ("timeout", True), ("timeout", 0), ("parties", 2.0), ("parties", 4)]
@@ -290,6 +316,7 @@ def test_the_marker_says_who_has_written_the_folder(tmp_path):
         (["--loop.unseen", "[1]"], "loop.unseen: it is for simulations; parties take null"),
         (["--loop.clock", "{speed: 2.0}"], "loop.clock: it is for simulations"),
         (["--trainer.callbacks", "[LocalBaseline]"], "LocalBaseline needs the clients' samples"),
+        (["--trainer.callbacks", "LocalBaseline"], "LocalBaseline needs the clients' samples"),
         (["--trainer.devices", 2], "trainer.devices: '2'; it must be 1; a server has one process"),
         (["--trainer.num_nodes", 2], "trainer.num_nodes: 2; it must be 1; a server has one"),
         (["--trainer.precision", "bf16-mixed"], "parties take 32-true or 64-true"),

@@ -109,11 +109,38 @@ def test_labels_of_runs_in_tables():
         ({"y": "a", "y_unit": "1.0e6"}, ["y_unit", "'1.0e6'", "1.0e+6"]),
         ({"y": "a", "x_unit": None}, ["x_unit", "None"]),
         ({"y": 3}, ["y: 3", "metric"]),
+        ({"y": "a", "y_unit": 0}, ["y_unit", "0", "but 0"]),
+        ({"y": "a", "x": None}, ["x: None", "metric"]),
+        ({"y": "a", "where": ["n"]}, ["where", "['n']", "values of the grid's axes"]),
+        ({"y": "a", "runs": {"A": 3}}, ["runs", "3", "label"]),
+        ({"y": "a", "xlim": 5}, ["xlim: 5", "two numbers"]),
+        ({"y": "a", "ylim": [0, "1e6"]}, ["ylim", "'1e6'", "1.0e+6"]),
+        ({"y": "a", "at": {"a": "1e-3"}}, ["at", "'1e-3'", "number"]),
     ],
 )
 def test_impossible_panels_are_refused(content, parts):
+    """Before the runs are made: a figure cannot be drawn with any of these."""
     with refused(*parts):
         read_panel("f", content, ["A"], {})
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ({"rows": "run"}, ["rows: 'run'", "list"]),
+        ({"rows": ["run"], "columns": None}, ["columns: None", "list"]),
+        ({"printed": [1.0]}, ["printed: [1.0]", "for each row"]),
+        ({"printed": {"A": 1.0}}, ["printed: {'A': 1.0}", "1 numbers"]),
+        ({"printed": {"A": ["1e-3"]}}, ["printed: {'A': ['1e-3']}", "1 numbers"]),
+    ],
+)
+def test_impossible_tables_are_refused(content, parts):
+    with refused(*parts):
+        read_table("t", {"y": "a", "rows": ["run"], **content}, ["A"], {})
+
+
+def test_a_number_as_the_key_of_an_axis_is_its_name():
+    assert places(read({**FILE, "grid": {5: {"small": {"data.n": 1}}}}))[0] == ("FedAvg", "small")
 
 
 def test_changes_come_after_all_others():

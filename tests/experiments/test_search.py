@@ -10,6 +10,8 @@ from scipy import stats
 
 from benchmarks.search import Planted, drawn_verdict
 from pfl.errors import ConfigError
+from pfl.experiments.grid import Job
+from pfl.experiments.jobs import check_jobs
 from pfl.experiments.search import Rules, Scores, Search
 from pfl.scores.statistics import (
     pooled_deviation,
@@ -19,6 +21,7 @@ from pfl.scores.statistics import (
 )
 from tests.cli.configurations import SMALL
 from tests.commands import call, python
+from tests.refusal import refused
 
 MINE = "from pfl.algorithms import FedAvg\n\n\nclass Mine(FedAvg):\n    number = 1\n"
 RUNS = {"FedAvg": {"model.class_path": "FedAvg"}, "Mine": {"model.class_path": "mine.Mine"}}
@@ -203,17 +206,31 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, changes, words):
     assert words in error
 
 
+@pytest.mark.cli
+def test_a_search_without_test_samples_is_refused_at_its_first_try():
+    protocol = {"class_path": "SplitOwn", "init_args": {"test": 0.0}}
+    data = {**SMALL["data"]["init_args"], "protocol": protocol}
+    job = Job("a", {}, 0, {**SMALL, "data": {**SMALL["data"], "init_args": data}})
+    check_jobs([job], validated=True)
+    with refused("data.protocol.test: 0.0; it must be above 0"):
+        check_jobs([job], validated=True, tested=True)
+
+
 # ---- real runs -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.cli
 def test_a_search_of_real_runs(tmp_path):
-    """Every line of the standard output is a record; the tries have no test scores."""
+    """Every line of the standard output is a record; the tries have no test scores.
+
+    The looks have them, also where the file asks for validation scores alone.
+    """
     protocol = {"class_path": "SplitOwn", "init_args": {"test": 0.3, "validation": 0.3}}
     common = {key: SMALL[key] for key in ("data", "loop")}
     arguments = {**SMALL["data"]["init_args"], "protocol": protocol}
     common["data"] = {**SMALL["data"], "init_args": arguments}
+    common["loop"] = {**SMALL["loop"], "evaluate": ["val"]}
     common["trainer"] = {"max_epochs": 1, "accelerator": "cpu"}
     common["model"] = {"init_args": SMALL["model"]["init_args"]}
     content = {"seeds": 2, "common": common, "runs": RUNS, "search": {"tries": 2, "held_out": 8}}

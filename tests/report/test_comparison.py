@@ -386,6 +386,23 @@ def test_a_table_in_markdown_text_and_latex():
     assert escape("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
 
 
+def test_a_row_of_latex_is_no_option_of_the_command_before_it():
+    r"""`\\[...]` is a distance, `\\*` a row that stays on the page, `\midrule[...]` a thickness."""
+    table = Table(["[a]", "b"], [["[12] Ours", 1.0], ["*Ours", 0.5], ["Ours*", "[1, 2]"]])
+    lines = [line for line in latex(table).splitlines() if "&" in line]
+    assert lines == [
+        r"{}[a] & b \\",
+        r"{}[12] Ours & 1.0000 \\",
+        r"{}*Ours & 0.5000 \\",
+        r"Ours* & [1, 2] \\",
+    ]
+
+
+def test_characters_that_latex_prints_as_others_have_names():
+    """The fonts that LaTeX takes without a word print < as ¡, > as ¿ and | as a dash."""
+    assert escape("k < 3 | k > 5") == r"k \textless{} 3 \textbar{} k \textgreater{} 5"
+
+
 def test_cliques_are_the_longest_groups_within_the_difference():
     ranks = np.array([1.0, 1.5, 2.4, 4.0])
     assert _cliques(ranks, 1.0) == [(1.0, 1.5), (1.5, 2.4)]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.cbook import is_math_text
 
 from pfl.report import matplotlib_drawer, plotly_drawer
 from pfl.report.plots import Bars, Curve, Figure, Guide, HeatMap, Plot, Spread, Words
@@ -57,6 +58,18 @@ def test_a_page_shows_the_first_choice_of_its_curves():
     assert [trace.visible for trace in page.data] == [True, False]
     expected = {"score": "f1", "x": {"rounds": [1, 2], "bytes": [10, 20]}}
     assert page.data[1].meta == expected
+
+
+@pytest.mark.parametrize("name", ["$5^$", "$0-$50K", "one $", "none"])
+def test_a_name_from_the_data_is_no_formula(name, tmp_path):
+    """Of "$0-$50K" matplotlib would show the formula 0-, and "$5^$" is an error as a formula."""
+    heat = HeatMap(np.eye(2), "samples", [name, "b"], ["c", name])
+    drawn = matplotlib_drawer.draw(Figure([Plot([heat])], size=(5, 4)))
+    drawn.savefig(tmp_path / "a.png")
+    for axis in (drawn.axes[0].xaxis, drawn.axes[0].yaxis):
+        (shown,) = [one for one in axis.get_ticklabels() if one.get_text() not in "bc"]
+        assert not is_math_text(shown.get_text())
+        assert shown.get_text().replace(r"\$", "$") == name
 
 
 def test_a_heat_map_has_its_numbers_and_names():

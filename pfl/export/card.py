@@ -245,6 +245,8 @@ def samples_of(
         content["after"] = [PARTIES]
     elif used.before:
         content["after"] = list(map(repr, used.before))
+        if (first := datamodule.gap_values(client)) is not None:
+            content["after"].insert(0, f"missing values as {first}")
     return content
 
 

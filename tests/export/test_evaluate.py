@@ -223,6 +223,30 @@ def test_data_that_do_not_fit_the_models_are_refused(trained, key, value, line):
     assert err.startswith("error: evaluate: --data: ") and line in err
 
 
+def test_outputs_without_a_class_have_names(tmp_path, monkeypatch):
+    """A network with four outputs for two classes, of which it predicts the last one."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["model,x,y", *(f"m{row},{row % 3},{'abab'[row % 4]}" for row in range(20))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    weights = {"head.weight": torch.zeros(4, 1), "head.bias": torch.tensor([0.0, 0.0, 0.0, 9.0])}
+    torch.save(weights, "first.pt")
+    words = "--data TableDataModule --data.file a.csv --data.target_column y --data.num_clients 2"
+    words += " --data.feature_columns [x] --model FedAvg --model.network LogisticRegression"
+    words += " --model.network.in_features 1 --model.network.num_classes 4 --model.lr 1e-6"
+    words += " --trainer.max_epochs 1 --trainer.default_root_dir . --trainer.name run"
+    status, _, error = call("fit", *words.split(), "--model.weights", "first.pt")
+    assert status == 0, error
+    status, _, error = call("predict", "run", "--rows", "a.csv")
+    assert status == 0, error
+    rows = table(tmp_path / "predictions.csv")
+    assert {row["prediction"] for row in rows} == {"output 3"}
+    names = [name for name in rows[0] if name.startswith("probability")]
+    assert names == [f"probability of {name}" for name in ("a", "b", "output 2", "output 3")]
+    status, _, error = call("predict", "run", "--rows", "a.csv", "--id", "model")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "predict: --id: model; predictions have a column of this name themselves" in error
+
+
 def test_arrays_with_other_targets_are_refused_in_one_line(tmp_path, monkeypatch):
     """A run of two classes, with three outputs: it has a score for the class 2, and none for 3."""
     monkeypatch.chdir(tmp_path)
@@ -241,7 +265,8 @@ def test_arrays_with_other_targets_are_refused_in_one_line(tmp_path, monkeypatch
     again = ["--client", "1", "0", "1"]
     status, _, error = call("evaluate", "a", "--data", "two.yaml", *again)
     assert status == 0, error
-    assert [row["client"] for row in table(tmp_path / "a/evaluation/scores.csv")] == ["", "", *"1100"]
+    rows = table(tmp_path / "a/evaluation/scores.csv")
+    assert [row["client"] for row in rows] == ["", "", *"1100"]
     lines = {
         "three": "the class 3 of client '1'; the run's models know the classes 0 to 2",
         "floats": "its targets are floating numbers, 1 of a sample; the run's are classes",

@@ -207,6 +207,14 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
 
     They are those of the client whose model predicts, and of all clients for the global model.
     """
+    infinite = np.isinf(values)
+    if infinite.any():
+        assert module.feature_names is not None
+        place = int(np.argwhere(infinite)[0][1])
+        raise ConfigError(
+            f"predict: --rows: {path}: the column {module.feature_names[place]!r} holds a value "
+            f"that is infinite as float32; a prediction needs finite ones"
+        )
     gaps = np.isnan(values)
     if not gaps.any():
         return

@@ -185,6 +185,8 @@ def test_mistakes_of_a_prediction_get_one_line(trained, words, line):
     [
         ("", "row 2 after the names has no value of 'age'; a prediction needs one"),
         ("old", "the column 'age' holds 'old'; it must hold numbers"),
+        ("inf", "the column 'age' holds a value that is infinite as float32"),
+        ("1e39", "the column 'age' holds a value that is infinite as float32"),
     ],
 )
 def test_a_row_without_a_value_is_named(trained, cell, line):

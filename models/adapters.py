@@ -509,14 +509,30 @@ def merged(network: nn.Module) -> nn.Module:
     """Returns a copy of a network whose adapters are part of the weights of its own layers.
 
     Raises:
-        ValueError: An adapter is not a change of a weight.
+        ValueError: An adapter is not a change of a weight, or changes one that is used elsewhere,
+            too, without the adapter.
     """
     network = copy.deepcopy(network)
     for name, layer in adapted_layers(network).items():
+        if _is_shared(network, layer):
+            raise ValueError(f"another layer has the weight of {name}, and it cannot be merged")
         with torch.no_grad():
             layer.base.weight.copy_(layer.weight)
         replace_layer(network, name, layer.base)
     return network
+
+
+def _is_shared(network: nn.Module, layer: AdaptedLayer) -> bool:
+    """Returns whether a network uses the weight of an adapted layer without the adapter, too."""
+    for module in network.modules():
+        if module is layer:
+            continue
+        if any(child is layer.base for child in module.children()):
+            return True
+        own = module.parameters(recurse=False)
+        if module is not layer.base and any(p is layer.base.weight for p in own):
+            return True
+    return False
 
 
 def block_names(network: nn.Module) -> list[str]:

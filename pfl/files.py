@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would ta
 # What reading a damaged file raises; deep JSON and YAML raise a RecursionError.
 UNREADABLE = (OSError, ValueError, RecursionError)
 DAMAGE = (*UNREADABLE, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
+SIGNED = re.compile(r"[+-][0-9]+(\.[0-9]+)?")  # a number, such as the class -1 or +1
 PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 
@@ -182,7 +184,7 @@ def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]
 
 def _block_lines(columns: Sequence[np.ndarray]) -> bytes:
     """Returns what `csv_lines` returns of these rows; faster by far if all of them are numbers."""
-    if not all(column.dtype.kind in "iuf" for column in columns):
+    if not all(column.dtype.kind in "iuf" and column.ndim == 1 for column in columns):
         return csv_lines(zip(*(column.tolist() for column in columns), strict=True))
     words = [_number_words(column) for column in columns]
     return "".join(f"{line}\r\n" for line in map(",".join, zip(*words, strict=True))).encode()
@@ -202,7 +204,9 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     """Returns rows of values as CSV; an apostrophe makes formulas of spreadsheet programs text."""
 
     def plain(value: Any) -> Any:
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        if not isinstance(value, str) or SIGNED.fullmatch(value):
+            return value
+        if value.startswith(("=", "+", "-", "@", "\t", "\r")):
             return f"'{value}"
         return value
 

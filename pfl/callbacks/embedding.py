@@ -138,8 +138,7 @@ def _in_the_plane(values: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(values) - 1) / 3)
-    if values.shape[1] >= 2:
+    start = "random"
+    if values.shape[1] >= 2 and values.std(0).any():  # equal ones have no principal components
         start = "pca"
-    else:
-        start = "random"
     return TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(values)

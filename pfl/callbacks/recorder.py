@@ -44,7 +44,8 @@ class RunRecorder(Callback):
     end of the run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
 
     `test` writes `test.json` and `test_clients.csv`, `validate` the same under its own name, and
-    `predict` a row for each sample in `predictions.csv`.
+    `predict` a row for each sample in `predictions.csv`, where several labels or values of a sample
+    are a list in one cell.
 
     Args:
         config: YAML text of the run's configuration; the command line provides the text.

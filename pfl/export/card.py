@@ -28,7 +28,7 @@ session = InferenceSession("model.onnx")
 FACTORED = """
 network = load_factored({network}{dtype}, load_file("factored.safetensors")).eval()
 {hook}"""
-NOT_MERGED = ("adapter", "Bottleneck", "prompt", "SoftPrompt")  # they change no weights
+PROMPTS = ("prompt", "SoftPrompt")  # they change no weights, and are no layers
 LOADING = """\
 {standard}from safetensors.torch import load_file
 {imports}
@@ -99,6 +99,11 @@ def card(
         names["classes"] = loop.datamodule.class_names
     if client is not None and loop.datamodule.client_names is not None:
         names["client_name"] = loop.datamodule.client_names[client]
+    if algorithm.family is not None and (client is not None or messenger is None):
+        place = 0  # the server's
+        if client is not None:
+            place = int(algorithm.kinds[client])
+        names["member"] = algorithm.family.names[place]
     if algorithm.wrapper is not None:
         names["wrapper"] = f"{algorithm.wrapper.__module__}.{algorithm.wrapper.__qualname__}"
     seeds = {"data": loop.datamodule.seed, "loop": loop.seed}
@@ -126,7 +131,7 @@ def network_code(content: dict[str, Any]) -> str:
     """Returns the lines of Python that load the model of a card, for samples as they are."""
     modules: dict[str, set[str]] = {}
     parts = dict.fromkeys(("standard", "statistics", "hook", "adapt", "dtype", "kind", "view"), "")
-    parts["network"] = _call(content["network"], modules)
+    parts["network"] = _network_of(content, modules)
     code = LOADING
     if "factored" in content:
         modules.setdefault("pfl.models.factored", set()).add("load_factored")
@@ -135,7 +140,7 @@ def network_code(content: dict[str, Any]) -> str:
     word = trainable
     if isinstance(trainable, dict):
         word = trainable["class_path"]
-    if word.rpartition(".")[2] in NOT_MERGED:
+    if "adapters" in content or word.rpartition(".")[2] in PROMPTS:
         modules.setdefault("pfl.models.adapters", set()).add("train_only")
         parts["adapt"] = f"train_only(network, {_call(trainable, modules)})\n"
     if "wrapper" in content:
@@ -177,6 +182,18 @@ def sizes(content: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"On this CPU with {threads}; {error}."])
 
 
+def _network_of(content: dict[str, Any], modules: dict[str, set[str]]) -> str:
+    """Returns the Python that builds the network of a card, such as the client's of a family."""
+    network = content["network"]
+    if "member" not in content:
+        return _call(network, modules)
+    name = content["member"]
+    given = network["init_args"]
+    one = {key: given[key] for key in ("features", "reduce") if key in given}
+    one = {"networks": {name: given["networks"][name]}, **one}
+    return f"{_call({**network, 'init_args': one}, modules)}.networks[{name!r}]"
+
+
 def _call(value: Any, modules: dict[str, set[str]]) -> str:
     """Returns the Python of a configured value, and adds the classes that it names to `modules`."""
     if isinstance(value, dict) and "class_path" in value:
@@ -185,6 +202,11 @@ def _call(value: Any, modules: dict[str, set[str]]) -> str:
         given = value.get("init_args") or {}
         arguments = ", ".join(f"{key}={_call(one, modules)}" for key, one in given.items())
         return f"{name}({arguments})"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{key!r}: {_call(one, modules)}" for key, one in value.items())
+        return f"{{{pairs}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(_call(one, modules) for one in value)}]"
     return repr(value)
 
 
@@ -245,6 +267,8 @@ def samples_of(
         content["after"] = [PARTIES]
     elif used.before:
         content["after"] = list(map(repr, used.before))
+        if (first := datamodule.gap_values(client)) is not None:
+            content["after"].insert(0, f"missing values as {first}")
     return content
 
 

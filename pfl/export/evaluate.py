@@ -14,6 +14,8 @@ from pfl import files
 from pfl.clients import ClientData
 from pfl.configuration.app import DataCLI
 from pfl.datamodules import FederatedDataModule
+from pfl.datamodules.samples.samples import IGNORED
+from pfl.engines.runner import ModelRunner
 from pfl.errors import ConfigError
 from pfl.export.run import POOL, RestoredRun
 from pfl.method.exported import (
@@ -113,6 +115,11 @@ class Sites:
                     f"evaluate: --data: its columns are {', '.join(theirs)}; the run's are "
                     f"{', '.join(mine)}"
                 )
+        kinds = [_kind_of_targets(one) for one in (own, other)]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"evaluate: --data: its targets are {kinds[1]}; the run's are {kinds[0]}"
+            )
         shapes = [list(one.samples.input_shape) for one in (own, other)]
         if shapes[0] != shapes[1]:
             raise ConfigError(
@@ -146,6 +153,14 @@ class Sites:
                 assert scale is not None
                 targets = scale(targets)
             yield inputs, targets
+
+
+def _kind_of_targets(data: FederatedDataModule) -> str:
+    """Returns in words what a sample's target is: a class, several of them, or numbers."""
+    target = data.samples.gather(torch.zeros(1, dtype=torch.int64))[1][0]
+    if target.is_floating_point():
+        return f"floating numbers, {target.numel()} of a sample"
+    return f"classes of shape {list(target.shape)}"
 
 
 def _samples_of(data: FederatedDataModule, client: int, split: Split) -> np.ndarray:
@@ -198,6 +213,7 @@ def score(run: RestoredRun, network: nn.Module, sites: Sites) -> dict[str, np.nd
     for site in range(len(sites.names)):
         for inputs, targets in sites.batches(site):
             outputs = network(inputs)
+            _check_classes(runner, outputs, targets, sites.names[site])
             losses, correct = runner.scores(outputs, targets)
             counts = runner.target_counts(targets)
             if counts is None:
@@ -208,6 +224,18 @@ def score(run: RestoredRun, network: nn.Module, sites: Sites) -> dict[str, np.nd
                 scores.keep(np.array([site]), [runner.predicted(outputs, targets)])
         scores.finish()
     return scores.compute()
+
+
+def _check_classes(runner: ModelRunner, outputs: Tensor, targets: Tensor, site: str) -> None:
+    """Raises a ConfigError if a target of a client is a class for which there is no output."""
+    if targets.is_floating_point():
+        return
+    known = targets[targets != getattr(runner.loss, "ignore_index", IGNORED)]
+    if len(known) and known.max() >= outputs.shape[1]:
+        raise ConfigError(
+            f"evaluate: --data: the class {int(known.max())} of client {site!r}; the run's models "
+            f"know the classes 0 to {outputs.shape[1] - 1}"
+        )
 
 
 def evaluate(
@@ -252,7 +280,8 @@ def evaluate(
             raise ConfigError(f"evaluate: --split: {used}; no client has such a sample")
         chosen = list(range(run.datamodule.num_clients))
         if clients is not None:
-            chosen = [run.number(client, "evaluate: --client", "") for client in clients]
+            numbers = [run.number(client, "evaluate: --client", "") for client in clients]
+            chosen = list(dict.fromkeys(numbers))  # who is given twice is scored once
         models = []
         scores = []
         for model in models_of(run, chosen):

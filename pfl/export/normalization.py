@@ -106,9 +106,14 @@ def filled(network: nn.Module, values: Sequence[float] | None, inputs: Tensor) -
 
 
 def gap_values(data: FederatedDataModule, client: int | None) -> list[float] | None:
-    """Returns what missing values become in an exported model; None where they stay NaN."""
+    """Returns what missing values become in an exported model; None where they stay NaN.
+
+    They stay NaN, too, where transforms come before the model, as these take samples without gaps.
+    """
     values = data.gap_values(client)
     if values is None or not all(map(math.isfinite, values)):
+        return None
+    if normalization(data.transforms, client).before:
         return None
     return values
 

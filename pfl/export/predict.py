@@ -21,6 +21,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.exported import client_network, global_network, has_own_models
 
 SHOWN = 10  # names of clients in a message
+TAKEN = ("model", "prediction", "probability")  # columns of the predictions
 
 
 def predict(
@@ -133,6 +134,12 @@ def _ids(
     if module.window is not None and module.order_column is not None:
         column = table[module.order_column]
         columns[module.order_column] = np.array(column.cells or column.values, object)
+    for name in columns:
+        if name in TAKEN:
+            raise ConfigError(
+                f"predict: --id: {name}; predictions have a column of this name themselves; give "
+                f"it another one in {rows}"
+            )
     return columns
 
 
@@ -200,6 +207,14 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
 
     They are those of the client whose model predicts, and of all clients for the global model.
     """
+    infinite = np.isinf(values)
+    if infinite.any():
+        assert module.feature_names is not None
+        place = int(np.argwhere(infinite)[0][1])
+        raise ConfigError(
+            f"predict: --rows: {path}: the column {module.feature_names[place]!r} holds a value "
+            f"that is infinite as float32; a prediction needs finite ones"
+        )
     gaps = np.isnan(values)
     if not gaps.any():
         return
@@ -281,7 +296,10 @@ def _columns(
         if runner.label_threshold is not None:
             columns["probability"] = chances.reshape(len(inputs), -1)[:, 0].numpy()
         return columns
-    names = module.class_names or [str(number) for number in range(outputs.shape[1])]
+    names = [str(number) for number in range(outputs.shape[1])]
+    if module.class_names is not None:  # the network may have more outputs than there are classes
+        further = [f"output {number}" for number in range(len(module.class_names), len(names))]
+        names = [*module.class_names, *further]
     columns = {"prediction": np.array([names[k] for k in decided.tolist()], object)}
     for number, name in enumerate(names):
         columns[f"probability of {name}"] = chances[:, number].numpy()

@@ -30,6 +30,7 @@ from pfl.method.exported import (
     has_own_models,
     plain_network,
 )
+from pfl.models.adapters import adapted_layers
 from pfl.models.pretrained import Pretrained
 
 POOL = 4096  # samples in one forward pass
@@ -219,6 +220,8 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
         content["body"] = run.model.body_digest
     else:
         network = plain_network(network)
+        if kept := [*adapted_layers(network)]:
+            content["adapters"] = kept
     networks = {"model": network}
     if factored:
         networks["factored"] = factored_network(run.model, network, client)

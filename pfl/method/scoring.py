@@ -304,6 +304,35 @@ def _samples_at_once(algorithm: Method, clients: Clients) -> int:
     return max(1, min(POOL, share, fit))
 
 
+def _give_newcomers_models(
+    algorithm: Method, clients: Clients, w: dict[str, Tensor], own: dict[str, Clients]
+) -> None:
+    """Gives clients that never train the first models of newcomers, as their personalized ones.
+
+    Args:
+        algorithm: The method.
+        clients: The clients.
+        w: Their models [C, P], by kind.
+        own: The clients with the running statistics of these models, by kind.
+    """
+    rows = np.flatnonzero(np.isin(clients.ids, algorithm.unseen_clients))
+    if not len(rows):
+        return
+    newcomers = clients.rows(rows)
+    places = torch.from_numpy(rows).to(algorithm.device)
+    w["personalized"] = w["personalized"].clone()
+    w["personalized"][places] = algorithm.newcomer(newcomers)
+    kind = "personalized"
+    if algorithm.has_global:
+        kind = "global"
+    buffers = own["personalized"].buffers
+    first = statistics.of_model(kind, algorithm, newcomers).buffers
+    if buffers is not None and first is not None:
+        buffers = buffers.clone()
+        buffers[places] = first
+        own["personalized"] = replace(own["personalized"], buffers=buffers)
+
+
 def predictions(
     algorithm: Method, clients: Clients, server: Method | None = None
 ) -> dict[str, np.ndarray]:
@@ -316,7 +345,8 @@ def predictions(
 
     Returns:
         The columns `client`, `sample` (its index in the data set), `target`, and `global` and
-        `personalized` if the algorithm has such a model.
+        `personalized` if the algorithm has such a model; of clients that never train this is the
+        first model of newcomers.
     """
     columns: dict[str, list[np.ndarray]] = {}
     own_unit = algorithm.run.loop.own_unit
@@ -340,6 +370,7 @@ def predictions(
         adapted = replace(clients)  # `personalized` may replace running statistics
         w["personalized"] = algorithm.personalized(adapted)
         own["personalized"] = statistics.of_model("personalized", algorithm, adapted)
+        _give_newcomers_models(algorithm, clients, w, own)
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import numpy as np
 import pytest
@@ -57,6 +58,16 @@ def test_columns_are_written_as_python_s_csv_writes_them(column, tmp_path):
         assert (tmp_path / "table.csv").read_bytes().decode() == expected.getvalue()
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_several_values_of_a_sample_are_a_list_in_one_cell(dtype, tmp_path):
+    """As `pfl predict` writes several labels or values, and sequences."""
+    targets = np.array([[1, 0], [2, 3]], dtype)
+    files.append_csv(tmp_path / "table.csv", {"sample": np.arange(2), "target": targets})
+    rows = table(tmp_path / "table.csv")
+    assert [row["sample"] for row in rows] == ["0", "1"]
+    assert [json.loads(row["target"]) for row in rows] == targets.tolist()
+
+
 @pytest.mark.parametrize("partition", [Sampled(12), IID()], ids=repr)
 def test_the_table_of_clients_is_the_same_in_blocks(partition, tmp_path, monkeypatch):
     torch.manual_seed(0)
@@ -88,6 +99,19 @@ def test_a_text_is_never_a_formula_of_a_spreadsheet(tmp_path):
     records = [{"method": "=1+1", "score": -0.5}, {"method": "@A", "score": None}]
     files.write_records(tmp_path / "table.csv", records)
     assert (tmp_path / "table.csv").read_text() == "method,score\n'=1+1,-0.5\n'@A,\n"
+
+
+@pytest.mark.parametrize("text", ["-1", "+1", "-007", "-0.5", "+2.25"])
+def test_a_text_that_is_a_number_stays_as_it_is(text, tmp_path):
+    """Such as the classes -1 and +1, and ids below 0: no spreadsheet computes them."""
+    files.write_csv(tmp_path / "table.csv", [{"prediction": np.array([text], object)}])
+    assert (tmp_path / "table.csv").read_bytes().decode() == f"prediction\r\n{text}\r\n"
+
+
+@pytest.mark.parametrize("text", ["-1+2", "+cmd", "-", "-1.", "+1e5|x", "-1\n"])
+def test_what_only_begins_as_a_number_is_no_formula(text, tmp_path):
+    files.write_records(tmp_path / "table.csv", [{"name": text}])
+    assert table(tmp_path / "table.csv") == [{"name": f"'{text}"}]
 
 
 def test_a_figure_is_written_as_a_whole(tmp_path):

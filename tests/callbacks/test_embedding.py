@@ -84,6 +84,17 @@ def test_a_client_with_few_samples_gets_a_warning(tmp_path):
         fit(tmp_path, test=0.01)
 
 
+def test_equal_features_have_places(tmp_path):
+    """As those of a layer whose units are all off; scikit-learn would end the process."""
+    torch.manual_seed(0)
+    network = MLP(64, (4,))
+    network.body.linear1.bias.data.fill_(-1000.0)
+    data = DigitsDataModule(6, protocol=SplitOwn(test=0.2, validation=0.0), seed=0)
+    trainer = quiet(tmp_path, 1, EmbeddingFigure())
+    trainer.fit(FedAvg(network), datamodule=FederatedLoop(data))
+    assert {"embedding.png", "summary.json"} <= {path.name for path in trainer.run_dir.iterdir()}
+
+
 def test_an_unknown_client_is_refused(tmp_path):
     with refused("EmbeddingFigure.client: 6", "below 6"):
         fit(tmp_path, client=6)

@@ -185,6 +185,8 @@ def test_mistakes_of_a_prediction_get_one_line(trained, words, line):
     [
         ("", "row 2 after the names has no value of 'age'; a prediction needs one"),
         ("old", "the column 'age' holds 'old'; it must hold numbers"),
+        ("inf", "the column 'age' holds a value that is infinite as float32"),
+        ("1e39", "the column 'age' holds a value that is infinite as float32"),
     ],
 )
 def test_a_row_without_a_value_is_named(trained, cell, line):
@@ -223,6 +225,60 @@ def test_data_that_do_not_fit_the_models_are_refused(trained, key, value, line):
     assert err.startswith("error: evaluate: --data: ") and line in err
 
 
+def test_outputs_without_a_class_have_names(tmp_path, monkeypatch):
+    """A network with four outputs for two classes, of which it predicts the last one."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["model,x,y", *(f"m{row},{row % 3},{'abab'[row % 4]}" for row in range(20))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    weights = {"head.weight": torch.zeros(4, 1), "head.bias": torch.tensor([0.0, 0.0, 0.0, 9.0])}
+    torch.save(weights, "first.pt")
+    words = "--data TableDataModule --data.file a.csv --data.target_column y --data.num_clients 2"
+    words += " --data.feature_columns [x] --model FedAvg --model.network LogisticRegression"
+    words += " --model.network.in_features 1 --model.network.num_classes 4 --model.lr 1e-6"
+    words += " --trainer.max_epochs 1 --trainer.default_root_dir . --trainer.name run"
+    status, _, error = call("fit", *words.split(), "--model.weights", "first.pt")
+    assert status == 0, error
+    status, _, error = call("predict", "run", "--rows", "a.csv")
+    assert status == 0, error
+    rows = table(tmp_path / "predictions.csv")
+    assert {row["prediction"] for row in rows} == {"output 3"}
+    names = [name for name in rows[0] if name.startswith("probability")]
+    assert names == [f"probability of {name}" for name in ("a", "b", "output 2", "output 3")]
+    status, _, error = call("predict", "run", "--rows", "a.csv", "--id", "model")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "predict: --id: model; predictions have a column of this name themselves" in error
+
+
+def test_arrays_with_other_targets_are_refused_in_one_line(tmp_path, monkeypatch):
+    """A run of two classes, with three outputs: it has a score for the class 2, and none for 3."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(24, 3)).astype(np.float32)
+    ids = np.arange(24) % 2
+    numbers = {"a": ids, "two": ids + 1, "three": ids + 2, "floats": ids.astype(np.float32)}
+    for name, targets in numbers.items():
+        np.savez(f"{name}.npz", inputs=inputs, targets=targets, client_ids=ids)
+        given = {"file": f"{name}.npz", "num_clients": None, "partition": "Natural"}
+        data = {"class_path": "ArrayDataModule", "init_args": given}
+        write(tmp_path / f"{name}.yaml", {"data": data})
+    words = "--model Ditto --model.network MLP --model.network.in_features 3 --trainer.name a"
+    words += " --model.network.num_classes 3 --trainer.max_epochs 1 --trainer.default_root_dir ."
+    assert call("fit", "--config", "a.yaml", *words.split())[0] == 0
+    again = ["--client", "1", "0", "1"]
+    status, _, error = call("evaluate", "a", "--data", "two.yaml", *again)
+    assert status == 0, error
+    rows = table(tmp_path / "a/evaluation/scores.csv")
+    assert [row["client"] for row in rows] == ["", "", *"1100"]
+    lines = {
+        "three": "the class 3 of client '1'; the run's models know the classes 0 to 2",
+        "floats": "its targets are floating numbers, 1 of a sample; the run's are classes",
+    }
+    for name, line in lines.items():
+        status, _, error = call("evaluate", "a", "--data", f"{name}.yaml")
+        assert (status, error.count("\n")) == (2, 1)
+        assert error.startswith("error: evaluate: --data: ") and line in error
+
+
 def test_a_run_on_its_own_test_samples_has_the_scores_of_the_run(tmp_path):
     """Client 5 never trains. Each model on its own client scores as `clients.csv` says."""
     config = changed(SMALL, "loop.unseen", [5])
@@ -243,3 +299,26 @@ def test_a_run_on_its_own_test_samples_has_the_scores_of_the_run(tmp_path):
             expected = float(clients[row["client"]][f"test/{kind}/{name}"])
             assert float(row[name]) == pytest.approx(expected, abs=1e-5)
     assert {row["model"] for row in own} == {"personalized", "newcomer", "finetuned/2", "unseen/2"}
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_clients_that_never_train_are_predicted_as_they_are_scored(buffers, tmp_path):
+    """By the model of newcomers, here the global one, and not by the first personal one."""
+    sizes = {"num_classes": 10, "image_size": 8, "in_channels": 1, "width": 4}
+    config = changed(SMALL, "loop.unseen", [5])
+    config["trainer"] |= {"default_root_dir": str(tmp_path), "enable_progress_bar": False}
+    config["model"]["class_path"] = "Ditto"
+    config["model"]["init_args"]["network"] = {"class_path": "CelebACNN", "init_args": sizes}
+    config["model"]["init_args"]["buffers"] = buffers
+    assert main(["fit", "--config", str(write(tmp_path / "a.yaml", config))]) == 0
+    folder = tmp_path / "small"
+    words = ["--config", folder / "config.yaml", "--ckpt_path", folder / "checkpoints/last.ckpt"]
+    assert call("predict", *words)[0] == 0
+    predicted = table(folder / "predictions.csv")
+    for row in table(folder / "clients.csv"):
+        mine = [one for one in predicted if one["client"] == row["client"]]
+        kind = {"5": "unseen/0"}.get(row["client"], "personalized")
+        right = np.mean([one["personalized"] == one["target"] for one in mine])
+        assert right == pytest.approx(float(row[f"test/{kind}/accuracy"]))
+        if row["client"] == "5":
+            assert [one["personalized"] for one in mine] == [one["global"] for one in mine]

@@ -31,6 +31,10 @@ SIZES = {"num_classes": 10, "image_size": 8, "in_channels": 1, "width": 4}
 BATCH_NORM = {"class_path": "CelebACNN", "init_args": SIZES}
 GROUP_NORM = {"class_path": "models.replace_batch_norm", "init_args": {"network": BATCH_NORM}}
 CNN = {"class_path": "SmallCNN", "init_args": {"width": 4}}
+FAMILY = {
+    "class_path": "Family",
+    "init_args": {"networks": {"small": MLP, "a wide one": WIDE}, "features": 8},
+}
 LOW_RANK = {"low_rank_penalty": 0.25, "proximal_step": 1.0}
 # The run -> (the method, its arguments, the network, what is exported). Client 5 never trains.
 RUNS = {
@@ -43,6 +47,7 @@ RUNS = {
     "factors": ("Ditto", {"trainable": "lora"}, WIDE, ["--client", "1", "--global"]),
     "valve": ("GPFL", {}, MLP, ["--client", "0", "5"]),
     "policy": ("FedCP", {}, MLP, ["--client", "2", "5"]),
+    "family": ("FedProto", {}, FAMILY, ["--client", "0", "1", "5"]),
     "bottleneck": ("FedAvg", {"trainable": "adapter"}, MLP, ["--global"]),
 }
 # Runs the lines of each README, as its reader would, and scores the network.

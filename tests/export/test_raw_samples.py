@@ -22,7 +22,7 @@ from datamodules import (
 from models import SmallCNN
 from pfl.deploy.data import RemoteData
 from pfl.export import card
-from pfl.export.normalization import normalization
+from pfl.export.normalization import gap_values, normalization
 from tests.commands import call, table
 
 pytestmark = pytest.mark.cli
@@ -220,6 +220,27 @@ def test_normalizations_are_one_and_other_transforms_come_before():
     assert (used.mean, used.std, used.before) == ([5.0], [1.0], [])
     used = normalization(Pipeline([Normalize([1.0], [2.0]), first]))
     assert used.mean is None and len(used.before) == 2
+
+
+def test_gaps_are_filled_before_other_transforms_and_so_not_in_the_model(tmp_path):
+    """The column has 1 and 3, and so 2 for a gap, which the transforms make 0 and then 1."""
+    (tmp_path / "a.csv").write_text("x,y\n1,0\n3,1\n,1\n")
+    more = Apply(torch.nn.Threshold(0.5, 1.0))
+    given = {"num_clients": 1, "protocol": SplitOwn(0.0, 0.0), "missing": "mean"}
+    for transforms in ([], [Normalize()], [Normalize(), more]):
+        data = TableDataModule(tmp_path / "a.csv", "y", transforms=transforms, **given)
+        data.setup()
+        content = card.samples_of(data, torch.zeros(1, 1), 0)
+        if more not in transforms:
+            assert content["missing"] == gap_values(data, 0) == [2.0]
+            assert "after" not in content
+            continue
+        assert "missing" not in content and gap_values(data, 0) is None
+        used = list(map(repr, data.transforms.transforms))
+        assert content["after"] == ["missing values as [2.0]", *used]
+        index = torch.arange(3)
+        inputs = data.transforms(data.samples.gather(index)[0], torch.zeros(3).long(), index)
+        assert inputs[2].item() == 1.0
 
 
 def test_a_clients_model_has_its_own_statistics_and_the_levels(tmp_path):

@@ -122,6 +122,40 @@ def test_a_merged_network_has_its_own_layers_and_the_same_outputs(kind):
         merged(drawn("bottleneck"))
 
 
+class Twice(nn.Module):
+    """Two linear layers that are one, or that have one weight."""
+
+    def __init__(self, is_one):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+        if not is_one:
+            self.second = nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+@pytest.mark.parametrize("what", [LoRA(rank=2, layers=["first"]), Delta(["first"])])
+def test_a_weight_that_another_layer_has_is_not_merged(what, is_one):
+    """As of a language model, whose last layer has the weights of its first."""
+    network = Twice(is_one)
+    train_only(network, what)
+    with pytest.raises(ValueError, match="another layer has the weight of first"):
+        merged(network)
+
+
+def test_a_block_that_is_called_twice_is_merged():
+    block, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4)
+    network = nn.Sequential(block, block, nn.Linear(4, 2))
+    train_only(network, Delta(["0.0"]))
+    block[0].delta.data = torch.randn(4, 4)
+    torch.testing.assert_close(merged(network)(x), network(x))
+
+
 def test_code_that_reads_the_weight_gets_the_adapted_one():
     """PyTorch's attention never calls `out_proj`, but reads its weight."""
     attention, x = nn.MultiheadAttention(4, 2), torch.randn(3, 1, 4)

@@ -57,7 +57,9 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     rise = [own[run][30] - own[run][21] for run in below]
     assert "FedPer {FedPer:.2f} below, FedRep {FedRep:.2f}.".format(**below) in page
     assert "by {:.2f} and {:.2f} points in the last nine rounds".format(*rise) in page
-    assert f"| {85.85 - pooled['FedAvg', 'global'][30]:.2f} below. | yes |" in page
+    below = {run: pfllib.PRINTED[run] - pooled[run, "global"][30] for run in ("FedAvg", "FedProx")}
+    assert "FedAvg {FedAvg:.2f} below. FedProx {FedProx:.2f} below. | yes |".format(**below) in page
+    assert f"FedDBE {pfllib.PRINTED['FedDBE'] - last['FedDBE']:.2f} below." in page
     assert f"| {last['FedPer'] - tuned:.2f} behind. | just not |" in page
     assert f"| {last['clients alone'] - last['FedPer']:.2f} points ahead. | no |" in page
     longer = own["clients alone, 100 rounds"]

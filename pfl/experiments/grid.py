@@ -41,6 +41,7 @@ from pfl.files import make_folder
 Config = dict[str, Any]
 G = TypeVar("G", bound="Grid")
 OF_FIT = ("trainer", "model", "data", "loop")  # keys of a configuration of `fit`, beside the seed
+OUR_PACKAGES = ("", "pfl", "models", "datamodules")  # "": a name without a module
 OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
 # Columns of the tables, which an axis of the same name would overwrite.
 COLUMNS = ("run", "method", "model", "seed", "folder", "status", "round", "diverged", "trial")
@@ -386,6 +387,16 @@ def merge(base: Any, change: Any) -> Any:
     """Returns `base` with the values of `change`; another class drops the arguments of `base`."""
     if not (isinstance(base, dict) and isinstance(change, dict)):
         return change
-    if "class_path" in base and change.get("class_path", base["class_path"]) != base["class_path"]:
+    kind = base.get("class_path")
+    if kind is not None and not _is_same_class(kind, change.get("class_path", kind)):
         return change
     return {**base, **{k: merge(base[k], v) if k in base else v for k, v in change.items()}}
+
+
+def _is_same_class(one: Any, other: Any) -> bool:
+    """Returns whether two class paths name one class, as FedAvg and pfl.algorithms.FedAvg do."""
+    if one == other:
+        return True
+    parts = [str(path).rpartition(".") for path in (one, other)]
+    ours = all(module.partition(".")[0] in OUR_PACKAGES for module, _, _ in parts)
+    return ours and parts[0][2] == parts[1][2]

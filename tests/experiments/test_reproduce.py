@@ -85,6 +85,25 @@ def test_arguments_of_another_class_are_not_kept():
     assert merge({"init_args": {"lr": 1.0}}, other)["init_args"] == {"lr": 1.0, "x": 1}
 
 
+def test_a_class_is_the_same_with_and_without_its_module():
+    """A saved configuration has pfl.algorithms.FedAvg where a file says FedAvg."""
+    args = {"init_args": {"lr": 1.0}}
+    for one, two in (
+        ("pfl.algorithms.FedAvg", "FedAvg"),
+        ("FedAvg", "pfl.algorithms.FedAvg"),
+        ("models.CNN", "pfl.models.CNN"),
+    ):
+        merged = merge({"class_path": one, **args}, {"class_path": two})
+        assert merged == {"class_path": two, **args}
+    for one, two in (
+        ("mine.FedAvg", "FedAvg"),
+        ("pfl.algorithms.FedAvg", "pfl.algorithms.FedProx"),
+        ("torch.nn.Linear", "mine.Linear"),
+    ):
+        merged = merge({"class_path": one, **args}, {"class_path": two})
+        assert merged == {"class_path": two}
+
+
 def test_every_run_meets_every_value_and_every_seed():
     grid = {"loop.rounds": [5, 6], "size": {"small": {"data.n": 1}, "large": {"data.n": 9}}}
     figure = Reproduction.from_file(

@@ -57,6 +57,8 @@ class RestoredRun(FederatedCLI):
     parties: dict[str, Any] | None = None  # what a server knew of its parties
 
     def __init__(self, checkpoint: Path, key: str = "export: --ckpt_path") -> None:
+        if len(checkpoint.parts) < 2:  # in the current folder, whose parent has no other name
+            checkpoint = checkpoint.absolute()
         self.folder = checkpoint.parent.parent
         path = self.folder / "config.yaml"
         if not checkpoint.is_file():

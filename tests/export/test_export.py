@@ -272,6 +272,17 @@ def test_a_checkpoint_without_the_configuration_of_its_run_is_refused(exported, 
     assert "the checkpoint's partition is" in capsys.readouterr().err
 
 
+def test_a_checkpoint_in_the_current_folder(exported, tmp_path, monkeypatch):
+    run, out = exported["head"]
+    monkeypatch.chdir(run / "checkpoints")
+    words = ["--ckpt_path", "last.ckpt", "--client", "0", "--out", tmp_path / "out"]
+    assert call("export", *map(str, words))[0] == 0
+    written, expected = (
+        folder / "client0" / "model.safetensors" for folder in (tmp_path / "out", out)
+    )
+    assert written.read_bytes() == expected.read_bytes()
+
+
 def test_clients_and_classes_keep_their_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, classes = ["Bern | West", "Köln", "Oslo"], ["<ill>", "well"]

@@ -73,3 +73,14 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     assert f"{text}, {best:.2f} % in the best round." in page
     personalized = pfllib.PRINTED.keys() - {"FedAvg", "FedProx", "FedGen"}
     assert max(pfllib.PRINTED[run] for run in personalized) < pfllib.PRINTED["FedAMP"] + 1
+
+
+def test_the_code_of_pfllib_learns_as_slowly(page, pooled):
+    theirs = {int(row["round"]): row for row in published.rows("results/pfllib-fashion/theirs")}
+    three, six = (100 * float(theirs[round_]["accuracy"]) for round_ in (3, 6))
+    assert f"has {three:.2f} % after three rounds and {six:.2f} % after six" in page
+    ours = pooled["FedDBE", "personalized"]
+    assert f"ours has {ours[3]:.2f} % and {ours[6]:.2f} %" in page
+    fedavg = pooled["FedAvg", "global"]
+    assert f"and FedAvg {fedavg[3]:.2f} % and {fedavg[6]:.2f} %" in page
+    assert abs(three - ours[3]) < 2 and abs(six - ours[6]) < 2

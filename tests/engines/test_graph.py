@@ -589,16 +589,15 @@ def test_running_statistics_with_momentum_and_adam(kind):
 
 
 def test_every_row_has_room_for_its_own_statistics():
-    """Nine clients have room for ten; later there are fewer, more, and steps without statistics."""
+    """Nine clients have room for ten; later there are fewer, and more."""
     problem = case("BatchNorm")
     one, _ = problem.recorded("unrolled")
     for clients in (9, 2, 11):
         v = problem.models(clients)
         step = with_terms(problem, v, ("shift", "offset", "mask"))
-        blocks = [
-            problem.full(2, clients),
-            problem.block([[4] * clients, [3, *[4] * clients][:-1]]),
-        ]
+        equal = [4] * clients
+        unequal = [3, *equal[1:]]
+        blocks = [problem.full(2, clients), problem.block([equal, unequal])]
         assert_statistics(problem, one, v, statistics(problem, clients), blocks, step)
 
 

@@ -1,5 +1,6 @@
 """The exception for mistakes in settings or data, and the checks that raise it."""
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -54,6 +55,19 @@ def require_value(key: str, value: object, holds: bool, expected: str) -> None:
     """
     if not holds:
         raise ConfigError(f"{key}: {value!r}; it must be {expected}")
+
+
+def check_keys(key: str, given: Iterable[object], known: Iterable[str]) -> None:
+    """Raises a ConfigError that names the first key of a file's part that is none of the known."""
+    names = list(known)
+    unknown = [str(name) for name in given if name not in names]
+    if unknown:
+        raise ConfigError(f"{key}: {min(unknown)}: the keys are {', '.join(names)}")
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a value of a file is a number: YAML reads 1e6 as text, and `yes` as true."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_whole(key: str, value: int, least: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -117,6 +118,14 @@ def _check(node: yaml.Node, path: Path, seen: dict[int, bool]) -> None:
     elif isinstance(node.value, str) and "\0" in node.value:
         raise ConfigError(f"{line}: {node.value!r}; it must be without the character NUL")
     seen[id(node)] = True
+
+
+def callbacks_of(trainer: Mapping[str, Any]) -> list[Any]:
+    """Returns the callbacks in the part `trainer` of a configuration, which may be a single one."""
+    callbacks = trainer.get("callbacks") or []
+    if isinstance(callbacks, list):
+        return callbacks
+    return [callbacks]
 
 
 def find_configs(args: list[str]) -> list[str]:

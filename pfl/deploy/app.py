@@ -23,9 +23,9 @@ from jsonargparse import Namespace
 import pfl
 from pfl import files
 from pfl.configuration.app import CheckCLI, FederatedCLI
-from pfl.configuration.files import read
+from pfl.configuration.files import callbacks_of, read
 from pfl.configuration.messages import quiet
-from pfl.datamodules.errors import check_whole, require_value
+from pfl.datamodules.errors import check_keys, check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
 from pfl.deploy.data import (
@@ -137,10 +137,7 @@ def write_app(words: list[str], out: Path) -> int:
     refuse_scaled_targets(data)
     loop = FederatedLoop(data, **built.options)
     check_run(built.method, loop)
-    callbacks = values["trainer"].get("callbacks") or []
-    if not isinstance(callbacks, list):  # one, as the Trainer takes it
-        callbacks = [callbacks]
-    for callback in callbacks:
+    for callback in callbacks_of(values["trainer"]):
         check_callback(pydoc.locate(callback["class_path"]))  # type: ignore[arg-type]
     data.prepare_data()
     data.setup()
@@ -451,8 +448,7 @@ def _read_options(path: Path) -> dict[str, Any]:
         given = read(path)
     if not isinstance(given, dict):
         raise ConfigError(f"node: --config: {path} is not a YAML file with keys: {', '.join(NODE)}")
-    if unknown := given.keys() - {*NODE}:
-        raise ConfigError(f"{path}: {min(unknown, key=str)}: the keys are {', '.join(NODE)}")
+    check_keys(str(path), given, NODE)
     defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
     given = {**defaults, "accelerator": "auto", **given}
     for key in ("app", "folder", "socket"):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfl import files
+from pfl.datamodules.errors import check_keys
 from pfl.deploy.here import QUIET
 from pfl.deploy.schema import one_line
 from pfl.deploy.wire import pack, unpack
@@ -77,8 +78,7 @@ class Link:
         name = f"{path}: superlink"
         if not isinstance(given, dict) or not isinstance(given.get("address"), str):
             raise ConfigError(f"{name}: {given!r}; it must have the address, as host:port")
-        if unknown := given.keys() - {*KEYS}:
-            raise ConfigError(f"{name}: {min(unknown, key=str)}: the keys are {', '.join(KEYS)}")
+        check_keys(name, given, KEYS)
         found: dict[str, Path | None] = {}
         for key in ("certificates", "key"):
             found[key] = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from pfl.datamodules.errors import check_whole, require_value
+from pfl.datamodules.errors import check_keys, check_whole, require_value
 from pfl.deploy.schema import OVERVIEW
 from pfl.errors import ConfigError
 from pfl.scores.names import SPLITS
@@ -52,8 +52,7 @@ class Policy:
             return cls()
         names = [field.name for field in fields(cls)]
         require_value(key, given, isinstance(given, dict), f"a mapping with {', '.join(names)}")
-        if unknown := given.keys() - {*names}:
-            raise ConfigError(f"{key}: {min(unknown, key=str)}: the keys are {', '.join(names)}")
+        check_keys(key, given, names)
         values = dict(given)
         for name in ("splits", "scores", "messages", "tables", "overview"):
             if name not in values:

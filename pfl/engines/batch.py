@@ -212,10 +212,9 @@ class StepBlock:
         """Returns [K, A, B]: 1 / count for real samples, 0 for padding; None without padding."""
         if self.weights is not None:
             return self.weights
-        width = self.picks.shape[2]
-        if (self.counts == width).all():
+        if self.is_full:
             return None
-        return _weights(self.sizes, width, self.dtype)
+        return _weights(self.sizes, self.picks.shape[2], self.dtype)
 
 
 def _weights(counts: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -335,7 +335,6 @@ class GraphEngine(Engine):
         self.name = recording_of(inner)
         self.serves_objectives = evaluator.serves_objectives
         self.keeps_inputs = evaluator.keeps_inputs  # steps are taken of copies
-        self.mixes_samples = self.runner.mixes_samples
         self._record = RECORDERS[self.runner.device.type]
         self._forget(None)
 
@@ -355,9 +354,9 @@ class GraphEngine(Engine):
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
-        if objective is not None or (self.mixes_samples and not batch.is_full):
+        if objective is not None or (self.runner.mixes_samples and not batch.is_full):
             return self.evaluator.gradient(w, batch, buffers, objective)
-        block = with_room(StepBlock.of(batch, w.dtype), self.mixes_samples)
+        block = with_room(StepBlock.of(batch, w.dtype), self.runner.mixes_samples)
         places = self._load(w, None, buffers)
         one = self._recorded_step(places, block, None)
         one.lay_out(block, 0)
@@ -390,14 +389,14 @@ class GraphEngine(Engine):
             places.load_models(slice(active, A), v, buffers)  # if any: their place was not kept
             active = A
             counts += block.counts.ravel().tolist()
-            if self.mixes_samples and not block.is_full:
+            if self.runner.mixes_samples and not block.is_full:
                 rows = slice(A)
                 places.keep_models(rows, v, buffers)
                 own = some_rows(buffers, rows)
                 losses.append(self.evaluator.descend(v[rows], [block], step.rows(rows), own)[0])
                 places.load_models(rows, v, buffers)
                 continue
-            block = with_room(block, self.mixes_samples)
+            block = with_room(block, self.runner.mixes_samples)
             if self.runner.has_keys:
                 block.row_seeds = block.seeds()
             one = self._recorded_step(places, block, terms)
@@ -414,7 +413,7 @@ class GraphEngine(Engine):
     def _parts(self, blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
         """Yields blocks, with BatchNorm cut where their steps are full."""
         for block in blocks:
-            if self.mixes_samples:
+            if self.runner.mixes_samples:
                 yield from block.cut_where_full()
             else:
                 yield block

@@ -211,8 +211,13 @@ class ModelRunner:
             return None
         return self._real(targets).flatten(axes).sum(axes)
 
+    @property
+    def ignored(self) -> int:
+        """The class that the loss ignores: the padding of sequences."""
+        return getattr(self.loss, "ignore_index", IGNORED)
+
     def _real(self, targets: Tensor) -> Tensor:
-        return targets != getattr(self.loss, "ignore_index", IGNORED)
+        return targets != self.ignored
 
     def _mean_over_targets(self, values: Tensor, targets: Tensor) -> Tensor:
         """Returns values [n, ...] as means over the real targets of each sample, [n]."""

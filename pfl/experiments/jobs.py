@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from pfl.callbacks.run_result import versions
 from pfl.configuration.app import CheckCLI, FederatedCLI
+from pfl.configuration.files import callbacks_of
 from pfl.configuration.messages import explain
 from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError, Diverged
@@ -136,9 +137,7 @@ def read_run(job: Job, root: Path, outcome: Config) -> Run:
 
 def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
     """Returns a configuration with one callback more."""
-    known = config.get("trainer", {}).get("callbacks") or []
-    if not isinstance(known, list):
-        known = [known]
+    known = callbacks_of(config.get("trainer", {}))
     callbacks = [*known, {"class_path": class_path, "init_args": arguments}]
     return merge(config, {"trainer": {"callbacks": callbacks}})
 

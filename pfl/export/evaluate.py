@@ -14,7 +14,6 @@ from pfl import files
 from pfl.clients import ClientData
 from pfl.configuration.app import DataCLI
 from pfl.datamodules import FederatedDataModule
-from pfl.datamodules.samples.samples import IGNORED
 from pfl.engines.runner import ModelRunner
 from pfl.errors import ConfigError
 from pfl.export.run import POOL, RestoredRun
@@ -230,7 +229,7 @@ def _check_classes(runner: ModelRunner, outputs: Tensor, targets: Tensor, site: 
     """Raises a ConfigError if a target of a client is a class for which there is no output."""
     if targets.is_floating_point():
         return
-    known = targets[targets != getattr(runner.loss, "ignore_index", IGNORED)]
+    known = targets[targets != runner.ignored]
     if len(known) and known.max() >= outputs.shape[1]:
         raise ConfigError(
             f"evaluate: --data: the class {int(known.max())} of client {site!r}; the run's models "

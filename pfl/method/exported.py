@@ -11,7 +11,7 @@ from pfl.errors import ConfigError
 from pfl.method import exchange
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.messenger import MessengerMethod, own_network
-from pfl.method.statistics import of_model
+from pfl.method.statistics import kind_evaluated, of_model
 from pfl.models.adapters import adapted_layers, merged
 from pfl.parameters import private_copy
 
@@ -64,7 +64,6 @@ def network_of(algorithm: FederatedAlgorithm, clients: Clients) -> nn.Module:
         clients: The client, with what it has received.
     """
     unseen = int(clients.ids[0]) in algorithm.unseen_clients
-    is_global = algorithm.has_global and (unseen or not algorithm.has_personalized)
     with torch.no_grad():
         if unseen:
             w = algorithm.newcomer(clients)
@@ -72,7 +71,7 @@ def network_of(algorithm: FederatedAlgorithm, clients: Clients) -> nn.Module:
             w = algorithm.personalized(clients)
         else:
             w = algorithm.global_model[None]
-    buffers = of_model("global" if is_global else "personalized", algorithm, clients).buffers
+    buffers = of_model(kind_evaluated(algorithm, unseen=unseen), algorithm, clients).buffers
     return _network(algorithm, w[0], None if buffers is None else buffers[0])
 
 
@@ -94,12 +93,9 @@ def finetuned_network(algorithm: FederatedAlgorithm, client: int, steps: int) ->
     begin = algorithm.adaptation_start
     if unseen:
         begin = algorithm.newcomer
-    kind = "personalized"
-    if algorithm.has_global and (unseen or not algorithm.has_personalized):
-        kind = "global"
     rate = algorithm.run.loop.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
     start = begin(clients)
-    clients = of_model(kind, algorithm, clients)
+    clients = of_model(kind_evaluated(algorithm, unseen=unseen), algorithm, clients)
     w = algorithm.adapt(clients, start, steps=steps, lr=rate)
     return _network(algorithm, w[0], None if clients.buffers is None else clients.buffers[0])
 

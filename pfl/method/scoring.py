@@ -322,9 +322,7 @@ def _give_newcomers_models(
     places = torch.from_numpy(rows).to(algorithm.device)
     w["personalized"] = w["personalized"].clone()
     w["personalized"][places] = algorithm.newcomer(newcomers)
-    kind = "personalized"
-    if algorithm.has_global:
-        kind = "global"
+    kind = statistics.kind_evaluated(algorithm, unseen=True)
     buffers = own["personalized"].buffers
     first = statistics.of_model(kind, algorithm, newcomers).buffers
     if buffers is not None and first is not None:

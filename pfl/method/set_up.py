@@ -14,7 +14,6 @@ from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
 from pfl.context import RunContext
-from pfl.datamodules.samples.samples import IGNORED
 from pfl.distributed.collectives import gather
 from pfl.engines.batch import StepBlock
 from pfl.engines.graph import records
@@ -167,7 +166,7 @@ def _check_places(method: Method, loop: FederatedLoop) -> None:
     classes = loop.datamodule.samples.targets
     if classes is None or classes.is_floating_point():
         return
-    ignored = getattr(method.oracle.runner.loss, "ignore_index", IGNORED)
+    ignored = method.oracle.runner.ignored
     if classes.ndim == 1:
         void = torch.nonzero(classes == ignored).flatten().tolist()
         if void:

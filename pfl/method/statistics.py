@@ -8,6 +8,16 @@ from pfl.clients import Clients
 from pfl.method.hooks import Method
 
 
+def kind_evaluated(method: Method, *, unseen: bool) -> str:
+    """Returns whose statistics a client's evaluated model has, as `of_model` takes it.
+
+    A client that never trains (`unseen`) has those of the global model, where there is one.
+    """
+    if method.has_global and (unseen or not method.has_personalized):
+        return "global"
+    return "personalized"
+
+
 def of_model(kind: str, method: Method, clients: Clients) -> Clients:
     """Returns the clients with the statistics of their "global" or "personalized" models."""
     if kind == "personalized":

@@ -29,7 +29,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pfl.datamodules.errors import require_value
+from pfl.datamodules.errors import is_number, require_value
 from pfl.errors import ConfigError
 from pfl.report.plots import COLOURS, LINES, MARKERS, Curve, Figure, Plot
 from pfl.scores.runs import BUDGETS, Run
@@ -236,11 +236,6 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
         holds = len(at) == 1 and all(map(is_number, at.values()))
     need("at", holds, "last, best or {metric: number}")
     return Panel(axes=axes, **given)
-
-
-def is_number(value: Any) -> bool:
-    """Returns whether a value of a file is a number: YAML reads 1e6 as text, and `yes` as true."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _as_list(value: Any) -> list[Any]:

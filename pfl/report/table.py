@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfl import files
-from pfl.datamodules.errors import require_value
+from pfl.datamodules.errors import is_number, require_value
 from pfl.errors import ConfigError, printable
-from pfl.report.curves import Panel, PanelRow, is_number, read_panel
+from pfl.report.curves import Panel, PanelRow, read_panel
 
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%_#${}"}

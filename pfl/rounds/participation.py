@@ -19,7 +19,7 @@ from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.aggregation.robust import Rule
 from pfl.clients import Clients
 from pfl.datamodules import FederatedDataModule
-from pfl.datamodules.errors import require_value
+from pfl.datamodules.errors import is_number, require_value
 from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
@@ -603,8 +603,7 @@ def _read_by_client(given: str | ByClient | None) -> ByClient | None:
         if not known:
             raise ConfigError(f"{key}.{name}: {factors}; it must be like {{work: 2, rate: 0.5}}")
         for what, value in factors.items():
-            number = isinstance(value, float | int) and not isinstance(value, bool)
-            holds = number and 0 < value < math.inf
+            holds = is_number(value) and 0 < value < math.inf
             require_value(f"{key}.{name}.{what}", value, holds, "a number above 0")
     return {str(name): factors for name, factors in found.items()}
 

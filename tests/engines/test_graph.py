@@ -3,258 +3,40 @@
 CUDA graphs need a GPU. Here `tests.recorder` records what PyTorch computes on the CPU.
 """
 
-import copy
 import gc
 import itertools
 import random
 import weakref
 from dataclasses import replace
-from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from models import LeNet5
 from pfl.engines import graph
-from pfl.engines.batch import Batch, Origin, StepBlock, default_loss
-from pfl.engines.graph import STEPS, GraphEngine, room
+from pfl.engines.batch import StepBlock, default_loss
+from pfl.engines.graph import STEPS, room
 from pfl.engines.local_step import Step, step_of
-from pfl.engines.matrix_convolution import MatrixConv2d, MatrixVmapEngine
+from pfl.engines.matrix_convolution import MatrixConv2d
 from pfl.engines.objective import Objective
 from pfl.engines.oracle import Oracle
-from pfl.engines.registry import all_engines
-from pfl.engines.sequential import SequentialEngine
-from pfl.engines.unrolled import UnrolledEngine
 from pfl.engines.vmap import VmapEngine
 from pfl.parameters import ParameterSpace
 from tests.device import CPU, DEVICE, OtherDevice
+from tests.engines.recorded import (
+    FASTEST,
+    PAIRS,
+    SMOOTH,
+    Case,
+    assert_steps,
+    case,
+    close,
+    mlp,
+    recording,
+    with_terms,
+)
 from tests.recorder import Recorder
-
-SMOOTH = nn.CrossEntropyLoss(label_smoothing=0.2)
-CHAINS = {"ChainEngine": "chain", "CompiledChainEngine": "compiled chain"}
-"""Engines that are recorded here, too, if they are there: their folder can be deleted."""
-
-
-def recording(inner, evaluator, record):
-    """An engine whose steps are recorded by `record`."""
-    with patch.dict(graph.RECORDERS, {inner.runner.device.type: record}):
-        return GraphEngine(inner, evaluator)
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(7, 4)
-        self.memory = nn.LSTM(4, 5, batch_first=True)
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, tokens):
-        return self.head(self.memory(self.embedding(tokens))[0][:, -1])
-
-
-class Next(nn.Module):
-    """Scores [B, classes, T] of the next token, from each token alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.scores = nn.Embedding(7, 5)
-
-    def forward(self, tokens):
-        return self.scores(tokens).transpose(1, 2)
-
-
-class Numbered(Origin):
-    """A seed for each step and row."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def seed(self, row):
-        return 1000 * self.step + row - 2**60
-
-
-class Case:
-    """A network, its samples, and the engines that can be recorded.
-
-    Attributes:
-        sequential: The engine that says what is right.
-    """
-
-    def __init__(self, network, inputs, targets, loss=default_loss):
-        torch.manual_seed(0)
-        self.network = network.double()
-        self.inputs = inputs
-        self.targets = targets
-        self.loss = loss
-        oracle = Oracle(network, ParameterSpace(network), loss, "sequential")
-        few = inputs[:2].clone()
-        if few.dtype == torch.uint8:
-            few = few.double() / 255
-        oracle.inspect(few, targets[:2])
-        self.few = few
-        self.runner = oracle.runner
-        self.sequential = oracle.engine
-        assert isinstance(self.sequential, SequentialEngine)
-        self.rng = np.random.default_rng(1)
-
-    def recordable(self):
-        """The engines that a GPU would record, by name."""
-        runner = self.runner
-        found = {"unrolled": UnrolledEngine(runner)}
-        if any(isinstance(m, nn.LSTM) for m in self.network.modules()):
-            return found
-        found["vmap"] = VmapEngine(runner)
-        products = MatrixVmapEngine.to_record(found["vmap"], 1)
-        if products is not None:
-            found["matrix products"] = products
-        batch = Batch(self.few[None], self.targets[None, :2], [2])
-        for kind in all_engines():
-            if kind.__name__ in CHAINS and kind.obstacle(runner, batch, "vmap") is None:
-                found[CHAINS[kind.__name__]] = kind.of(runner, batch)
-        return found
-
-    def recorded(self, name):
-        """A recorded engine, and what counts its recordings."""
-        recorder = Recorder()
-        return recording(self.recordable()[name], self.sequential, recorder), recorder
-
-    def models(self, clients):
-        noise = self.rng.normal(size=(clients, self.runner.space.size))
-        return self.runner.space.vector.detach() + 0.1 * torch.from_numpy(noise)
-
-    def block(self, counts, lasting=True):
-        """Steps [K, A] with these numbers of samples, drawn at random."""
-        counts = np.array(counts)
-        picks = self.rng.integers(len(self.inputs), size=(*counts.shape, counts.max()))
-        for k, a in np.ndindex(*counts.shape):
-            picks[k, a, counts[k, a] :] = picks[k, a, counts[k, a] - 1]  # padding
-        picks = torch.from_numpy(picks)
-        block = StepBlock(self.inputs, self.targets, picks, counts, torch.float64, Numbered)
-        block.lasting = lasting
-        return block
-
-    def full(self, steps, clients, size=4, lasting=True):
-        return self.block(np.full((steps, clients), size), lasting)
-
-
-def images(rng, n=30, size=8):
-    return torch.rand(n, 1, size, size, generator=rng, dtype=torch.float64)
-
-
-def mlp(*layers):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), *layers, nn.Linear(6, 3))
-
-
-def convolutions(*layers):
-    return nn.Sequential(
-        *(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), *layers, nn.Conv2d(3, 2, (2, 3)), nn.Tanh()),
-        *(nn.Flatten(), nn.Linear(84, 3)),
-    )
-
-
-def normalized(**arguments):
-    return nn.Sequential(
-        *(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3, momentum=0.3, **arguments), nn.ReLU()),
-        *(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2, **arguments), nn.Tanh()),
-        *(nn.Flatten(), nn.Linear(72, 3)),
-    )
-
-
-class Following(nn.Module):
-    """Divides values by a scale that follows their sizes, a new tensor in each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(6))
-        self.register_buffer("steps", torch.tensor(0))
-
-    def forward(self, x):
-        if self.training:
-            self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().mean(0)
-            self.steps = self.steps + 1
-        return x / (1 + self.scale)
-
-
-def case(name):
-    rng = torch.Generator().manual_seed(0)
-    torch.manual_seed(0)
-    targets = torch.randint(3, (30,), generator=rng)
-    if name == "tokens":
-        return Case(Recurrent(), torch.randint(7, (30, 6), generator=rng), targets)
-    if name == "sequences":
-        targets = torch.randint(5, (30, 6), generator=rng)
-        for row, length in enumerate(targets[:, 0].tolist()):
-            targets[row, length + 1 :] = -100
-        return Case(Next(), torch.randint(7, (30, 6), generator=rng), targets)
-    if name == "uint8":
-        pixels = torch.randint(256, (30, 1, 8, 8), generator=rng).byte()
-        return Case(convolutions(), pixels, targets)
-    if name == "regression":
-        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-        values = torch.randn(30, 2, generator=rng, dtype=torch.float64)
-        return Case(network, images(rng), values, nn.MSELoss())
-    if name == "dropout":
-        return Case(mlp(nn.Dropout(0.5)), images(rng), targets)
-    if name == "convolutions with dropout":
-        return Case(convolutions(nn.Dropout(0.3)), images(rng), targets)
-    if name == "LeNet5":
-        return Case(LeNet5(num_classes=3, image_size=16), images(rng, size=16), targets)
-    if name == "smooth loss":
-        return Case(mlp(), images(rng), targets, SMOOTH)
-    if name == "BatchNorm without statistics":
-        return Case(normalized(track_running_stats=False), images(rng), targets)
-    if name == "replaced statistics":
-        return Case(mlp(Following()), images(rng), targets)
-    makers = {"MLP": mlp, "convolutions": convolutions, "BatchNorm": normalized}
-    return Case(makers[name](), images(rng), targets)
-
-
-THERE = [CHAINS[kind.__name__] for kind in all_engines() if kind.__name__ in CHAINS]
-VECTORS = ["unrolled", "vmap", *sorted(THERE)]
-FASTEST = VECTORS[-1]
-IMAGES = ["unrolled", "vmap", "matrix products"]
-PAIRS = [
-    *(("MLP", engine) for engine in VECTORS),
-    *(("dropout", engine) for engine in VECTORS),
-    *(("smooth loss", engine) for engine in VECTORS[:3]),
-    *(("regression", engine) for engine in VECTORS[:3]),
-    *(("convolutions", engine) for engine in IMAGES),
-    *(("convolutions with dropout", engine) for engine in IMAGES),
-    *(("LeNet5", engine) for engine in IMAGES),
-    *(("uint8", engine) for engine in IMAGES),
-    ("tokens", "unrolled"),
-    *(("sequences", engine) for engine in ("unrolled", "vmap")),
-]
-
-
-@torch.no_grad()
-def assert_steps(one, expected, v, blocks, step=None):
-    """Two engines move v equally, with equal losses and counts; returns the result."""
-    step = step or Step(0.1)
-    ends = []
-    for engine in (expected, one):
-        moved = v.clone()
-        own = step
-        if step.rule is not None:  # which is changed by every step
-            rule = step.rule
-            copies = {name: getattr(rule, name).clone() for name in ("gradient", "first", "taken")}
-            if rule.second is not None:
-                copies["second"] = rule.second.clone()
-            own = step._replace(rule=rule._replace(**copies))
-        losses, counts = engine.descend(moved, blocks, own)
-        ends.append((moved, losses, counts))
-    close(ends[1][0], ends[0][0])
-    close(ends[1][1], ends[0][1])
-    assert ends[1][2] == ends[0][2]
-    return ends[1][0]
-
-
-def close(actual, expected):
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
-
 
 # ---- the values ---------------------------------------------------------------------------------
 
@@ -359,29 +141,6 @@ TERMS = ("shrink", "shift", "threshold", "mask", "part")
 AT = ((), ("offset",), ("offset", "scale"), ("offset", "decay"), ("offset", "scale", "decay"))
 
 
-def with_terms(problem, v, terms, lr=0.1):
-    """A step that has these terms."""
-
-    def rows():
-        return 0.1 * torch.from_numpy(problem.rng.normal(size=v.shape))
-
-    values = {
-        "shrink": 1 - lr,
-        "shift": rows(),
-        "threshold": 0.2 * lr,
-        "mask": (rows() > -0.05).double(),
-        "part": torch.zeros(v.shape[1], dtype=torch.bool),
-        "offset": rows(),
-        "scale": rows()[:, :1],
-        "decay": 3 * lr,
-    }
-    values["part"][problem.runner.space.layers[0].span] = True
-    step = Step(lr, **{name: values[name] for name in terms})
-    if step.part is not None:
-        step = step._replace(moving=problem.runner.space.moving(step.part))
-    return step
-
-
 @pytest.mark.parametrize("at", AT, ids="+".join)
 @pytest.mark.parametrize("engine", sorted({"vmap", FASTEST}))
 def test_every_combination_of_terms(engine, at):
@@ -461,144 +220,6 @@ def test_weights_in_place_of_counts():
     block.weights = torch.rand(2, 3, 4, dtype=torch.float64)
     other = problem.recordable()["unrolled"]  # the sequential engine takes counts only
     assert_steps(one, other, problem.models(3), [block])
-
-
-# ---- running statistics -------------------------------------------------------------------------
-
-
-def statistics(problem, clients):
-    """Running statistics that differ from client to client, [C, Q], of 5 batches so far."""
-    runner = problem.runner
-    start = runner.buffers.read(problem.network, problem.models(clients)).repeat(clients, 1)
-    noise = torch.from_numpy(problem.rng.random(start.shape))
-    places = runner.buffers.read(count_batches(problem.network), start) == 5
-    return torch.where(places, start + 5, start + noise)
-
-
-def count_batches(network):
-    """A copy of a network whose integer buffers alone are 5."""
-    copied = copy.deepcopy(network)
-    for buffer in copied.buffers():
-        buffer.fill_(5 - 5 * buffer.is_floating_point())
-    return copied
-
-
-@torch.no_grad()
-def assert_statistics(problem, one, v, buffers, blocks, step=None):
-    """Two engines move models and their running statistics equally."""
-    ends = []
-    for engine in (problem.sequential, one):
-        moved = v.clone()
-        own = buffers.clone()
-        losses, counts = engine.descend(moved, blocks, step or Step(0.1), own)
-        ends.append((moved, own, losses, torch.tensor(counts)))
-    for actual, expected in zip(*ends[::-1], strict=True):
-        close(actual, expected)
-    return ends[1]
-
-
-@pytest.mark.parametrize("lasting", [True, False], ids=["lasting", "copied"])
-def test_running_statistics_move_in_recorded_steps(lasting):
-    """Steps in which a client has fewer samples than another are not recorded."""
-    problem = case("BatchNorm")
-    one, recorder = problem.recorded("unrolled")
-    v = problem.models(6)
-    buffers = statistics(problem, 6)
-    blocks = [
-        problem.block([[4] * 5, [4] * 5, [4, 2, 2, 4, 3], [3] * 5], lasting),
-        problem.block([[4, 3, 2], [4, 4, 4]], lasting),
-        problem.block([[5]], lasting),
-    ]
-    moved, own, _, _ = assert_statistics(problem, one, v, buffers, blocks)
-    assert torch.equal(own[5], buffers[5]) and torch.equal(moved[5], v[5])
-    assert not torch.isclose(own[:5], buffers[:5]).all(1).any()
-    assert recorder.count == 4  # of five clients with 4 and with 3 samples, of three, and of one
-    assert_statistics(problem, one, v, buffers, blocks)
-    assert recorder.count == 4
-
-
-def test_statistics_that_a_network_replaces_are_kept():
-    """Some layers put a new tensor in the place of a buffer, which BatchNorm changes in place."""
-    problem = case("replaced statistics")
-    one, recorder = problem.recorded("unrolled")
-    v = problem.models(3)
-    buffers = statistics(problem, 3)
-    blocks = [problem.full(3, 3), problem.block([[4, 3, 2], [3, 3, 3]])]
-    _, own, _, _ = assert_statistics(problem, one, v, buffers, blocks)
-    assert recorder.count == 2
-    assert torch.equal(own[:, 6], buffers[:, 6] + 5)  # the number of steps
-
-
-def test_padding_changes_no_sample_beside_it():
-    """BatchNorm without running statistics takes the mean of the batch, too."""
-    problem = case("BatchNorm without statistics")
-    assert not problem.runner.buffers.size
-    one, recorder = problem.recorded("unrolled")
-    v = problem.models(4)
-    counts = [[4, 4, 4], [4, 2, 3], [3, 3, 3]]
-    assert_steps(one, problem.sequential, v, [problem.block(counts), problem.full(2, 1, size=9)])
-    assert recorder.count == 3
-    (batch,) = problem.block([[5, 3]])
-    with torch.no_grad():
-        found = one.gradient(v[:2], batch)
-        expected = problem.sequential.gradient(v[:2], batch)
-    for actual, right in zip(found, expected, strict=True):
-        close(actual, right)
-    assert recorder.count == 3
-    assert "BatchNorm" in VmapEngine.obstacle(problem.runner, batch, "vmap")
-
-
-def test_running_statistics_move_with_recorded_gradients():
-    problem = case("BatchNorm")
-    one, recorder = problem.recorded("unrolled")
-    buffers = statistics(problem, 3)
-    w = problem.models(3)
-    known = 0
-    for counts, recorded in (([4, 4, 4], 1), ([4, 3, 2], 0), ([2, 2, 2], 1)):
-        (batch,) = problem.block([counts])
-        ends = []
-        for engine in (problem.sequential, one):
-            own = buffers.clone()
-            with torch.no_grad():
-                ends.append((*engine.gradient(w, batch, own), own))
-        for actual, expected in zip(*ends[::-1], strict=True):
-            close(actual, expected)
-        known += recorded
-        assert recorder.count == known
-
-
-@pytest.mark.parametrize("kind", [SGD, Adam])
-def test_running_statistics_with_momentum_and_adam(kind):
-    problem = case("BatchNorm")
-    one, recorder = problem.recorded("unrolled")
-    v = problem.models(3)
-    buffers = statistics(problem, 3)
-    arguments = {"momentum": 0.9} if kind is SGD else {}
-    blocks = [problem.full(3, 3), problem.block([[4, 2, 1], [3, 3, 2]])]
-    ends = []
-    for engine in (problem.sequential, one):
-        moved = v.clone()
-        own = buffers.clone()
-        step = step_of(kind([nn.Parameter(v.clone())], lr=0.1, **arguments), moved, 0.1)
-        with torch.no_grad():
-            engine.descend(moved, blocks, step, own)
-        ends.append((moved, own))
-    for actual, expected in zip(*ends, strict=True):
-        close(actual, expected)
-    assert recorder.count == 1
-
-
-def test_every_row_has_room_for_its_own_statistics():
-    """Nine clients have room for ten; later there are fewer, and more."""
-    problem = case("BatchNorm")
-    one, _ = problem.recorded("unrolled")
-    for clients in (9, 2, 11):
-        v = problem.models(clients)
-        step = with_terms(problem, v, ("shift", "offset", "mask"))
-        equal = [4] * clients
-        unequal = [3, *equal[1:]]
-        blocks = [problem.full(2, clients), problem.block([equal, unequal])]
-        assert_statistics(problem, one, v, statistics(problem, clients), blocks, step)
 
 
 # ---- rows ---------------------------------------------------------------------------------------

@@ -30,35 +30,31 @@ def values(method):
     return {**{f"client {name}": rows for name, rows in states.items()}, "w": method.global_model}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_gives_the_numbers_of_the_sequential_engine(tmp_path, recorder, name):
+def assert_equal_runs(root, name, make_network, **loop):
+    """A method's runs with the sequential engine and on recorded steps end alike."""
     ends = []
     for engine in ("sequential", "auto"):
         torch.manual_seed(0)
-        method = METHODS[name].make(small_network(), lr=0.2, batch_size=2, engine=engine)
+        method = METHODS[name].make(make_network(), lr=0.2, batch_size=2, engine=engine)
         data = small_world(classes=METHODS[name].classes)
-        run(method, data, 3, root=tmp_path / engine, evaluate=(), clients_at_once=3)
+        run(method, data, 3, root=root / engine, clients_at_once=3, **loop)
         ends.append(method)
     assert isinstance(ends[1].oracle.engine, GraphEngine)
     torch.testing.assert_close(*map(values, ends), rtol=1e-9, atol=1e-11)
     assert ends[1].row == pytest.approx(ends[0].row, rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_gives_the_numbers_of_the_sequential_engine(tmp_path, recorder, name):
+    assert_equal_runs(tmp_path, name, small_network, evaluate=())
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedBN", "SCAFFOLD", "FedCLUP"])
 def test_runs_with_batch_norm(tmp_path, recorder, name):
     """Steps with as many samples for every client are recorded, and their statistics travel."""
-    ends = []
-    for engine in ("sequential", "auto"):
-        torch.manual_seed(0)
-        method = METHODS[name].make(normalized_network(), lr=0.2, batch_size=2, engine=engine)
-        data = small_world(classes=METHODS[name].classes)
-        run(method, data, 3, root=tmp_path / engine, clients_at_once=3)
-        ends.append(method)
-    assert isinstance(ends[1].oracle.engine, GraphEngine)
+    assert_equal_runs(tmp_path, name, normalized_network)
     assert recorder.count > 1
-    torch.testing.assert_close(*map(values, ends), rtol=1e-9, atol=1e-11)
-    assert ends[1].row == pytest.approx(ends[0].row, rel=1e-9, nan_ok=True)
 
 
 def test_where_one_client_does_not_fit_steps_are_no_longer_recorded(tmp_path, recorder):

@@ -137,9 +137,9 @@ def _checking_class(kind: type, strict: bool) -> type:
                 names.add(name)
             super().__setattr__(name, value)
 
-    # Its qualified name stays that of a local class, which the command line does not offer.
+    # Its qualified name stays that of a local class of this module, which the command line can
+    # import and does not offer; the module of `kind` may be a file that nothing can import.
     Checked.__name__ = kind.__name__
-    Checked.__module__ = kind.__module__
     setattr(kind, place, Checked)
     return Checked
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pfl.algorithms import FedAvg
+from pfl.cli import main
 from pfl.engines.debug import DebugError
 from pfl.errors import ConfigError
 from tests.problems import least_squares, run
@@ -122,3 +123,13 @@ def test_a_class_that_was_checked_is_not_kept_alive(tmp_path):
     own = trained()
     gc.collect()
     assert own() is None
+
+
+def test_the_command_line_parses_beside_a_method_of_a_file_that_nothing_can_import(tmp_path):
+    """It looks at all subclasses, and a class that it cannot import is a warning."""
+    problem = least_squares((4, 3, 5))
+    own = type("Own", (FedAvg,), {"__module__": "loaded_by_its_path"})
+    run(own(problem.network(), lr=0.1), problem, 1, root=tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config=quickstart", "--print_config"])
+    assert ended.value.code == 0

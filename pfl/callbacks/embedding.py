@@ -21,7 +21,7 @@ from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features
 from pfl.method.partly_personal import select_part
-from pfl.method.statistics import of_model
+from pfl.method.statistics import kind_evaluated, of_model
 from pfl.rounds.loop import FederatedLoop
 
 FEWEST = 5  # smallest number of samples worth drawing
@@ -37,6 +37,7 @@ class EmbeddingFigure(Checked, Callback):
     paper does not say how its panels show the classifier; crosses are our choice. A method with one
     kind of model gets one panel.
 
+    A client that never trains (`loop.unseen`) has a newcomer's first model as its personalized one.
     The figure is drawn at the end of `fit` and of `test`.
 
     Args:
@@ -125,8 +126,13 @@ def _models(algorithm: FederatedAlgorithm, one: Clients) -> dict[str, tuple[Tens
     models: dict[str, tuple[Tensor, Tensor | None]] = {}
     if algorithm.has_personalized:
         adapted = replace(one)  # `personalized` may replace running statistics
-        w = algorithm.personalized(adapted)
-        models["personalized"] = w, of_model("personalized", algorithm, adapted).buffers
+        unseen = bool(np.isin(one.ids, algorithm.unseen_clients).all())
+        if unseen:
+            w = algorithm.newcomer(adapted)
+        else:
+            w = algorithm.personalized(adapted)
+        kind = kind_evaluated(algorithm, unseen=unseen)
+        models["personalized"] = w, of_model(kind, algorithm, adapted).buffers
     if algorithm.has_global:
         own = of_model("global", algorithm, one).buffers
         models["global"] = algorithm.global_model[None], own

@@ -53,7 +53,7 @@ def cited(folders: Sequence[Path]) -> str:
 
 
 def _classes(folder: Path) -> list[str]:
-    """Returns the method, the data module and the network of a run.
+    """Returns the method, the data module and the networks of a run, each once.
 
     A class of the framework has its short name, one of the user its whole path.
     """
@@ -63,8 +63,20 @@ def _classes(folder: Path) -> list[str]:
             return [files.read_json(folder / "summary.json").get("algorithm", "method")]
         configured = yaml.safe_load(path.read_text(encoding="utf-8"))
         model = configured["model"]
-        network = model["init_args"]["network"]
-        return [_short(part) for part in (model, configured["data"], network)]
+        parts = [model, configured["data"], *_networks(model["init_args"])]
+        return list(dict.fromkeys(_short(part) for part in parts))
+
+
+def _networks(arguments: dict[str, Any]) -> list[Any]:
+    """Returns the configured networks of a method: one, those of a `Family`, and the messenger."""
+    network = arguments["network"]
+    found = [network]
+    if _short(network) == "Family":
+        found = list(network["init_args"]["networks"].values())
+    messenger = arguments.get("messenger")
+    if messenger is not None:
+        found.append(messenger)
+    return found
 
 
 def _short(part: Any) -> str:

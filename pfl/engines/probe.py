@@ -41,7 +41,8 @@ def probe(
     _refuse_max_norm(network)
     network.train()  # a network's own `train` may keep some layers in evaluation mode
     norms = [m for m in network.modules() if isinstance(m, BATCH_NORMS)]
-    has_batch_norm = any(norm.training or norm.running_mean is None for norm in norms)
+    without_statistics = any(norm.running_mean is None for norm in norms)
+    has_batch_norm = without_statistics or any(norm.training for norm in norms)
     has_keys = has_dropout(network) and (
         layers_in_turn(network, runner.space, batch.inputs[0]) is not None
     )
@@ -65,7 +66,7 @@ def probe(
             moved.add(name.rpartition(".")[0])
     changed = [n for n in now if n.rpartition(".")[0] in moved]
     with isolated(device):
-        if all(norm.running_mean is not None for norm in norms):
+        if not without_statistics:
             _check_batch_is_not_mixed(plain, batch.inputs[0], training=False)
         if not (norms or changed or is_stochastic):
             _check_batch_is_not_mixed(plain, batch.inputs[0], training=True)
@@ -79,6 +80,7 @@ def probe(
         is_stochastic=is_stochastic,
         has_keys=has_keys,
         has_batch_norm=has_batch_norm,
+        has_batch_norm_in_evaluation=without_statistics,
         channels_last=channels_last,
     )
 

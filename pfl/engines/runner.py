@@ -49,6 +49,7 @@ class ModelRunner:
         is_stochastic: Whether the network draws random numbers from PyTorch's generators.
         has_keys: Whether it draws from the rows' seeds (`pfl.engines.dropout`).
         has_batch_norm: Whether a layer takes means over the batch in training.
+        has_batch_norm_in_evaluation: Whether one does in evaluation, as it keeps no statistics.
         channels_last: Whether images are stored with their channels last.
         target_scale: The unit in which losses compare values; None: that of the targets.
     """
@@ -63,6 +64,7 @@ class ModelRunner:
     is_stochastic: bool = False
     has_keys: bool = False
     has_batch_norm: bool = False
+    has_batch_norm_in_evaluation: bool = False
     channels_last: bool = False
     target_scale: TargetScale | None = None
 

@@ -332,7 +332,7 @@ def _class_of(value: Namespace | dict[str, Any]) -> dict[str, Any]:
 
 def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[str, Any]:
     if client is None or not summary:
-        return {k: v for k, v in summary.items() if "/global/" in k}
+        return {k: _number(v) for k, v in summary.items() if "/global/" in k}
     path = folder / "clients.csv"
     skipped = ("client", "name", "label_")
     with reading(path):
@@ -342,10 +342,10 @@ def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[s
         return {k: _number(text) for k, text in rows[0].items() if not k.startswith(skipped)}
 
 
-def _number(text: str) -> float | int | None:
-    """Returns a score as a number; None for NaN, which JSON does not have."""
-    value = float(text)
-    if math.isnan(value):
+def _number(score: str | float) -> float | int | None:
+    """Returns a score as a number; None for NaN and infinity, which JSON does not have."""
+    value = float(score)
+    if not math.isfinite(value):
         return None
     if value.is_integer():
         return int(value)

@@ -141,7 +141,9 @@ class Evaluation:
     def _score_models(self, name: str, algorithm: Method, clients: Clients) -> None:
         """Scores the global and the personalized models, under the name of a split."""
         if algorithm.has_global:
-            if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
+            runner = algorithm.oracle.runner
+            has_own_statistics = runner.buffers.size and algorithm.buffer_policy == "local"
+            if has_own_statistics or runner.has_batch_norm_in_evaluation:
                 self.score_own(name, "global", algorithm, clients)
             else:
                 self._score_global(name, algorithm, clients)
@@ -149,7 +151,7 @@ class Evaluation:
             self.score_own(name, "personalized", algorithm, clients)
 
     def score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
-        """Scores every client's own model, or the global model with the client's own buffers."""
+        """Scores every client's own model, or the global model on each client's samples alone."""
         metric = self._metric(name, kind)
         keep = bool(self.loop.metrics)
 

@@ -16,13 +16,13 @@ from tests.refusal import refused
 CLIENT = 4
 
 
-def fit(tmp_path, method=Ditto, client=CLIENT, test=0.5, clients=6):
+def fit(tmp_path, method=Ditto, client=CLIENT, test=0.5, clients=6, unseen=None):
     """A trained method, the run's folder and the samples of the client's test set."""
     torch.manual_seed(0)
     algorithm = method(MLP(64, (4,)), lr=0.1)
     data = DigitsDataModule(clients, protocol=SplitOwn(test=test, validation=0.0), seed=0)
     trainer = quiet(tmp_path, 3, EmbeddingFigure(client=client))
-    trainer.fit(algorithm, datamodule=FederatedLoop(data))
+    trainer.fit(algorithm, datamodule=FederatedLoop(data, unseen=unseen))
     return algorithm, trainer.run_dir, trainer.datamodule
 
 
@@ -77,6 +77,15 @@ def test_the_figure_is_written_and_says_the_accuracies_of_the_run(
     assert len(titles) == count and titles[-1].endswith(f"accuracy {expected:.4f}")
     if count == 4:
         assert titles[0].endswith(f"accuracy {float(row['test/personalized/accuracy']):.4f}")
+
+
+def test_a_client_that_never_trains_has_a_newcomers_model(tmp_path):
+    """Ditto's newcomers begin with the global model; the client's own is as it was at first."""
+    algorithm, _, loop = fit(tmp_path, unseen=[CLIENT])
+    with torch.no_grad():
+        panels, _ = embedding.embeddings(algorithm, loop, CLIENT)
+    alone = panels["global", "global"][1]
+    np.testing.assert_array_equal(panels["personalized", "personalized"][1], alone)
 
 
 def test_a_client_with_few_samples_gets_a_warning(tmp_path):

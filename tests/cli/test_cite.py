@@ -91,6 +91,26 @@ def test_a_run_is_cited(tmp_path, monkeypatch):
     assert "% SmallCNN: no paper is known" in out
 
 
+def test_the_networks_of_a_family_and_the_messenger_are_cited(tmp_path):
+    networks = {"small": "ResNet18", "middle": "mine.Net", "large": "mine.Net"}
+    family = {"networks": {name: {"class_path": path} for name, path in networks.items()}}
+    arguments = {
+        "network": {"class_path": "pfl.models.Family", "init_args": family},
+        "messenger": {"class_path": "CNN"},
+    }
+    model = {"class_path": "FedKD", "init_args": arguments}
+    config = {"model": model, "data": {"class_path": "DigitsDataModule"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "metrics.csv").write_text("round\n1\n")
+    status, out, err = call("cite", tmp_path)
+    assert (status, err) == (0, "")
+    entries = {name: entry for classes, entry in ENTRIES for name in classes}
+    for name in (FRAMEWORK, "FedKD", "DigitsDataModule", "ResNet18", "CNN"):
+        assert f"% {name}\n{entries[name]}" in out
+    assert out.count("\n@") == 5
+    assert out.count("no paper is known") == out.count("% mine.Net: no paper is known") == 1
+
+
 def test_a_folder_without_a_run_gets_one_line(tmp_path):
     status, out, err = call("cite", tmp_path)
     assert (status, out, err.count("\n")) == (2, "", 1)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from argparse import ArgumentParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from models import SmallCNN
 from pfl.cli.main import main
 from pfl.cli.options import add_parsers
 from pfl.export.run import RestoredRun
+from pfl.files import write_records
 from tests.cli.configurations import SMALL, changed, write
 from tests.commands import call, finish, table
 from tests.refusal import refused
@@ -204,6 +206,28 @@ def test_scores_of_another_round_are_left_out(tmp_path, exported):
     words = ["--ckpt_path", str(copied / "checkpoints/last.ckpt"), "--client", "0"]
     assert main(["export", *words, "--out", str(tmp_path)]) == 0
     assert json.loads((tmp_path / "client0/card.json").read_text())["scores"] == {}
+
+
+@pytest.mark.parametrize("words", [["--client", "0"], ["--global"]])
+def test_a_score_that_is_no_number_of_json_is_null(tmp_path, exported, words):
+    """A loss can be infinite where the model is finite; readers of JSON know no Infinity."""
+    run, _ = exported["both"]
+    copied = tmp_path / "run"
+    (copied / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "checkpoints/last.ckpt"):
+        (copied / name).write_bytes((run / name).read_bytes())
+    summary = json.loads((run / "summary.json").read_text())
+    infinite = {**summary, "test/global/loss": math.inf}
+    (copied / "summary.json").write_text(json.dumps(infinite))
+    rows = table(run / "clients.csv")
+    rows[0]["test/global/loss"] = "inf"
+    write_records(copied / "clients.csv", rows)
+    checkpoint = str(copied / "checkpoints/last.ckpt")
+    assert main(["export", "--ckpt_path", checkpoint, *words, "--out", str(tmp_path)]) == 0
+    (card,) = tmp_path.glob("*/card.json")
+    scores = json.loads(card.read_text(), parse_constant=pytest.fail)["scores"]
+    assert scores["test/global/loss"] is None
+    assert scores["test/global/accuracy"] is not None
 
 
 def test_an_export_changes_nothing_in_the_folder_of_the_run(exported, tmp_path):

@@ -323,6 +323,19 @@ def test_a_shared_test_set_gives_everyone_the_score_of_the_one_model(tmp_path):
     assert algorithm.row["test/global/accuracy_std"] == 0
 
 
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_means_over_a_batch_are_over_the_samples_of_one_client(tmp_path, at_once):
+    """BatchNorm without statistics: the score is no other where clients are scored together."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(1, track_running_stats=False)
+    network = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), norm, nn.Flatten(), nn.Linear(4, 3))
+    algorithm, module = FedAvg(network, lr=0.3, batch_size=8), data(SplitOwn(test=0.3))
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once)
+    expected = slow(module, algorithm.network, "test", [algorithm.global_model] * 7)
+    scored = algorithm.evaluation.scores["test", "global"]
+    assert_scores(scored, expected, module.partition.test.sizes)
+
+
 def counting(monkeypatch, algorithm):
     """How many samples the global model is run on."""
     seen = []

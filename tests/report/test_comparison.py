@@ -267,9 +267,11 @@ def test_a_cut_run_has_no_seconds_and_no_gain_over_training_alone():
     assert cell(cut, "A", "seconds") == "–" and "gained" not in cut.heads
 
 
-def test_a_method_that_lost_a_seed_is_not_judged_by_the_others():
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_method_that_lost_a_seed_is_not_judged_by_the_others(lost):
+    """Neither is the baseline, whose second run is the one at place 1."""
     runs = [run(name, s, [0.5], clients=[[0.5, 0.6]]) for name in "AB" for s in (0, 1)]
-    runs[3] = replace(runs[3], diverged=True)
+    runs[lost] = replace(runs[lost], diverged=True)
     cells = tables.statistics_table(ComparedRuns(runs, "A")).cells
     assert cells[1] == ["B", "global", *["–"] * 6]
 
@@ -284,6 +286,17 @@ def test_runs_with_other_partitions_are_not_paired():
     assert len(comparison.pairs("B")[0]) == 2
     words = "Not paired with A, since its partition is another one: B, seed 1."
     assert words in comparison.notes()
+
+
+def test_runs_of_a_seed_that_the_baseline_lacks_are_named():
+    """Of B's two seeds the first is the baseline's; its mean is of both, its pairs of one."""
+    place = [("A", 0), ("B", 0), ("B", 1), ("C", 0)]
+    runs = [run(name, seed, [0.5], clients=[[0.5, 0.6]]) for name, seed in place]
+    comparison = ComparedRuns(runs, "A")
+    assert len(comparison.pairs("B")[0]) == 2
+    words = "Not paired with A, which has no run of the same seed: B, seed 1."
+    assert words in comparison.notes()
+    assert "Not paired" not in " ".join(ComparedRuns([*runs[:2], runs[3]], "A").notes())
 
 
 def test_a_run_that_has_not_finished_is_named():
@@ -497,6 +510,16 @@ def test_a_run_with_fine_tuning_is_scored_by_it(metric, select_by, model, differ
     else:
         assert result.difference == pytest.approx(difference, abs=1e-6)
         assert cell(tables.overview_table([comparison]), "B", "mean rank") == "1.00"
+
+
+def test_select_by_chooses_the_round_and_not_the_number_of_the_table():
+    """docs/metrics.md: the loss is best in round 1, where the accuracy is 0.5."""
+    one = run("A", 0, [0.5, 0.9], [0.1, 0.2], summary={"select_by": "loss"})
+    for row, loss in zip(one.rows, (1.0, 2.0), strict=True):
+        row |= {"val/global/loss": loss, "test/global/loss": loss}
+    comparison = ComparedRuns([one], "A")
+    assert cell(tables.score_table(comparison), "A", "score that counts") == "0.5000"
+    assert comparison.notes()[0] == "The score is accuracy."
 
 
 def test_the_best_score_that_counts_is_bold_whatever_its_model():

@@ -280,7 +280,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
             trial = study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
         config = job.with_changes([nest(values)]).config
-        if tuning.tune.seeds == 1:
+        if tuning.tune.seeds == 1 or tuning.limit is not None:  # it ends runs at the budget
             config = with_callback(config, PRUNING, {**pruning, "trial": number})
         one = Job(f"trial{number}", {}, job.seed, config)
         record = _try(study, trial, one, tuning, folder)

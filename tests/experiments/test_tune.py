@@ -231,6 +231,21 @@ def test_a_budget_ends_a_trial_and_chooses_within_it(tmp_path):
     assert float(row["score"]) == max(by_round[:2])
 
 
+def test_a_budget_ends_each_run_of_a_trial_of_several_seeds(tmp_path):
+    """Of two seeds and five rounds, the third round of each is the first beyond the budget."""
+    runs = {"LocalTrain": {"model": {"class_path": "LocalTrain"}}}
+    tuned = {"trials": 1, "seeds": 2, "space": {LR: [1.0]}}
+    path = write(tmp_path, rounds=5, runs=runs, tune=tuned, budget={"rounds": 2})
+    (row,) = tune(path, tmp_path / "out")
+    best = []
+    for seed in (0, 1):
+        rounds = table(tmp_path / "out" / "LocalTrain" / "trial0" / f"seed{seed}" / "metrics.csv")
+        assert len(rounds) == 3
+        best.append(max(float(one[row["selected_by"]]) for one in rounds[:2]))
+    assert row["rounds"] == "6.0" and row["state"] == "finished"
+    assert float(row["score"]) == pytest.approx(statistics.mean(best))
+
+
 def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
     words = ["--change", "trainer.max_epochs=1"]
     rows = tune(write(tmp_path, runs=ONE), tmp_path / "out", *words)

@@ -354,7 +354,7 @@ def _plot(
         xlabel = panel.x
     ylabel = panel.ylabel
     if ylabel is None:
-        ylabel = panel.y[0]
+        ylabel = " or\n".join(panel.y)
     xticks = None
     if "x" in panel.log and panel.x in panel.axes:
         values = panel.where.get(panel.x, panel.axes[panel.x])

@@ -13,6 +13,7 @@ from pfl.report.comparison_figures import (
     _cliques,
     communication,
     communication_seconds,
+    curve_choices,
     curves,
     gains,
     rank_diagram,
@@ -457,6 +458,23 @@ def test_tuning_is_a_column_and_unequal_tuning_is_pointed_out():
     assert "Unequal trials of tuning: from 0 (B) to 20 (A)." in notes
     assert "tuned with equal" in ComparedRuns(runs, "A", tuning={"A": {}}).notes()[-1]
     assert "tuning trials" not in tables.score_table(ComparedRuns(runs, "A")).heads
+
+
+@pytest.mark.parametrize(("tests", "shown"), [([], []), ([0.2], [0.35])])
+def test_a_curve_ends_before_the_first_seed_diverged(tests, shown):
+    """A's second seed diverged before its first evaluation, or after one: (0.5 + 0.2) / 2 = 0.35.
+
+    The first seed, which went on, is no line of its own.
+    """
+    runs = [run("A", 0, [0.5, 0.6]), run("A", 1, tests, diverged=True), run("B", 0, [0.4, 0.5])]
+    comparison = ComparedRuns(runs, "A")
+    for plot in curves(comparison).plots:
+        lines = {curve.label: curve for curve in plot.marks}
+        assert ("A" in lines) == bool(shown) and lines["B"].y.tolist() == [0.4, 0.5]
+        if shown:
+            np.testing.assert_allclose(lines["A"].y, shown)
+    labels = [curve.label for curve in curve_choices(runs).plots[0].marks]
+    assert labels.count("A, global") == len(shown) and "B, global" in labels
 
 
 def test_communication_takes_the_mean_clients_bytes():

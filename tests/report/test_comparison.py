@@ -341,6 +341,19 @@ def test_the_share_of_clients_that_gained_over_alone():
     assert cell(cells, "B", "gained") == "–"
 
 
+def test_the_share_that_gained_is_of_all_seeds_or_not_shown():
+    """A gains with seed 0 and diverged with seed 1; B's baseline with seed 1 is of another round.
+
+    One of C's two clients gains with either seed.
+    """
+    runs = [run(name, s, [0.5], clients=[[0.5, 0.6]]) for name in "ABC" for s in (0, 1)]
+    runs = [with_baseline(one, 0.4, 0.7) for one in runs]
+    runs[1] = replace(runs[1], diverged=True)
+    runs[3] = replace(runs[3], local=ScoreTable.from_rounds({9: {"test/local/accuracy": [0.1]}}))
+    table = tables.score_table(ComparedRuns(runs, "A"))
+    assert [cell(table, label, "gained") for label in "ABC"] == ["–", "–", "50%"]
+
+
 def test_metrics_of_the_model_that_counts_have_columns():
     runs = [run("A", 0, [0.5, 0.6]), run("B", 0, [0.5])]
     for number, row in enumerate(runs[0].rows):

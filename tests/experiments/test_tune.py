@@ -11,7 +11,8 @@ import yaml
 from pfl import algorithms
 from pfl.cli.main import main
 from pfl.errors import ConfigError
-from pfl.experiments import comparison_of, jobs
+from pfl.experiments import comparison_of, jobs, tuning
+from pfl.experiments.progress import Watch
 from pfl.experiments.tuning import Range, Tuning, read_space, tune_run
 from tests.cli.configurations import SMALL
 from tests.commands import call, table
@@ -129,6 +130,22 @@ def test_trials_that_have_ended_are_not_repeated(found, tmp_path):
     before = (found / "trials.csv").read_text()
     tune(write(tmp_path), found)
     assert (found / "trials.csv").read_text() == before
+
+
+def test_trials_of_another_space_are_not_told_as_ended(tmp_path, monkeypatch):
+    """The folders have outcomes of the first search; the second one makes its trials anew."""
+    told = []
+
+    def watch(runs, made, *rest):
+        told.append(len(made))
+        return Watch(runs, made, *rest)
+
+    monkeypatch.setattr(tuning, "Watch", watch)
+    for low in (0.01, 0.01, 0.02):
+        space = {LR: {"low": low, "high": 1.0}}
+        path = write(tmp_path, rounds=1, runs=ONE, tune={"trials": 2, "space": space})
+        Tuning.from_file(path).search(tmp_path / "out")
+    assert told == [0, 2, 0]
 
 
 def test_more_trials_continue_the_search(tmp_path):

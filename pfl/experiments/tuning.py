@@ -37,10 +37,10 @@ from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
-from pfl.scores.runs import OUTCOME
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.storages import JournalStorage
 
 PRUNING = "pfl.experiments.callbacks.Pruning"
 COSTS = ("rounds", "gradients", "seconds")
@@ -204,13 +204,17 @@ class Tuning(Comparison):
             check_space(job, self.spaces[job.run])
         work = functools.partial(tune_run, tuning=self, root=root)
         room = room_for(tried, len(places), jobs)
-        trials = [
-            Expected.of(f"{place.label}, trial {number + 1}", root / folder, place.config)
-            for place in places
-            for number in range(self.tune.trials)
-            for folder in _trial_folders(place, number, self.tune)
-        ]
-        made = {one.folder for one in trials if (one.folder / OUTCOME).is_file()}
+        trials = []
+        made = set[Path]()
+        for place in places:
+            study, _, _ = _study_of(place, self, root)
+            ended = [trial.state.is_finished() for trial in study.get_trials(deepcopy=False)]
+            for number in range(self.tune.trials):
+                name = f"{place.label}, trial {number + 1}"
+                folders = [root / folder for folder in _trial_folders(place, number, self.tune)]
+                trials += [Expected.of(name, folder, place.config) for folder in folders]
+                if number < len(ended) and ended[number]:
+                    made.update(folders)
         with Watch(trials, made, self.score, live_page(root, live)):
             if jobs is None and len(places) > 1:
                 say(str(room))
@@ -260,14 +264,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
 
     space = tuning.spaces[job.run]
     folder = root / job.folder.parent
-    after = tuning.tune.prune_after
-    settings = [job.config, space, after, tuning.score, tuning.limit, tuning.tune.seeds]
-    settings += [code_version(json.dumps(job.config, default=str)), data_version(job.config)]
-    name = f"study-{_digest(settings)[:16]}"  # YAML reads some digests, such as 12e34, as numbers
-    path = str(folder / "optuna.journal")
-    study, storage = open_study(path, name, after)
-    pruning: Config = {"storage": path, "study": name, "after": after, "metric": tuning.score}
-    pruning["budget"] = tuning.limit and list(tuning.limit)
+    study, storage, pruning = _study_of(job, tuning, root)
     records = []
     best = None
     used = None
@@ -280,7 +277,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
             trial = study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
         config = job.with_changes([nest(values)]).config
-        if tuning.tune.seeds == 1:
+        if tuning.tune.seeds == 1 or tuning.limit is not None:  # it ends runs at the budget
             config = with_callback(config, PRUNING, {**pruning, "trial": number})
         one = Job(f"trial{number}", {}, job.seed, config)
         record = _try(study, trial, one, tuning, folder)
@@ -303,6 +300,23 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         )
     _, values, record = best
     return Found(job, values, record["score"], record["selected_by"], records, used)
+
+
+def _study_of(job: Job, tuning: Tuning, root: Path) -> tuple[Study, JournalStorage, Config]:
+    """Opens, or creates, the study of a run, its storage, and the arguments of `Pruning`.
+
+    Another configuration, space, code or data has another study in the same journal.
+    """
+    after = tuning.tune.prune_after
+    space = tuning.spaces[job.run]
+    settings = [job.config, space, after, tuning.score, tuning.limit, tuning.tune.seeds]
+    settings += [code_version(json.dumps(job.config, default=str)), data_version(job.config)]
+    name = f"study-{_digest(settings)[:16]}"  # YAML reads some digests, such as 12e34, as numbers
+    path = str(root / job.folder.parent / "optuna.journal")
+    study, storage = open_study(path, name, after)
+    pruning: Config = {"storage": path, "study": name, "after": after, "metric": tuning.score}
+    pruning["budget"] = tuning.limit and list(tuning.limit)
+    return study, storage, pruning
 
 
 def _trial_folders(place: Job, number: int, tune: Tune) -> list[Path]:

@@ -138,11 +138,11 @@ class ComparedRuns:
         alike under all seeds. Runs of other seeds have the same clients if their partitions are
         equal; clients of the same name are the same ones; otherwise each seed has its own.
 
-        Empty if a run of the method diverged: the seeds that are left would flatter it. Runs with
-        different partitions are not paired.
+        Empty if a run of the method or of the baseline diverged: the seeds that are left would
+        flatter it. Runs with different partitions are not paired.
         """
         runs = self.of(label)
-        if any(run.diverged for run in runs):
+        if any(run.diverged for run in [*runs, *self.of(self.baseline)]):
             return np.empty(0), np.empty(0)
         method = [np.empty(0)]
         baseline = [np.empty(0)]
@@ -248,6 +248,9 @@ class ComparedRuns:
                 run
                 for run in self.runs
                 if (other := self.baseline_of(run)) and run.shares_partition(other) is False
+            ],
+            f"Not paired with {self.baseline}, which has no run of the same seed": [
+                run for run in self.runs if self.baseline_of(run) is None
             ],
         }
         for words, runs in groups.items():

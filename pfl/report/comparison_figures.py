@@ -50,7 +50,8 @@ GAPLESS = 15  # ranks whose numbers fit beside one another
 def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
     """Shows the score against rounds, bytes, gradients and virtual time, with bands over seeds.
 
-    The suffix "_worst10" shows the mean of the worst tenth of the clients.
+    The suffix "_worst10" shows the mean of the worst tenth of the clients. A line ends before the
+    first seed diverged, as those of `pfl.report.curves`.
     """
     table: list[PanelRow] = []
     for run in comparison.runs:
@@ -58,11 +59,14 @@ def curves(comparison: ComparedRuns, suffix: str = "") -> Figure:
         for row in panel_rows([run], comparison.budget, comparison.main_kind(run.label)):
             if score in row:
                 table.append({"train/samples": 0, BYTES: 0, **row, "score": row[score]})
+            elif row["diverged"]:
+                table.append(row)
     label = f"test {comparison.number}"
     if suffix:
         label += ", worst tenth"
     axes = dict(AXES)
-    if table and all("virtual_seconds" in row for row in table):
+    scored = [row for row in table if not row["diverged"]]
+    if scored and all("virtual_seconds" in row for row in scored):
         axes["virtual_seconds"] = "virtual seconds"
     runs = {name: name for name in comparison.labels}
     panels = [

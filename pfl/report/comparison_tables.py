@@ -59,7 +59,7 @@ def score_table(comparison: ComparedRuns) -> Table:
         empty = set()
     else:
         empty = {"tuning trials"}
-    if not any(len(row["gained"]) for row in numbers.values()):
+    if all(np.isnan(row["gained"]).all() for row in numbers.values()):
         empty.add("gained")
     if "virtual_seconds" not in comparison.columns:
         empty.add("virtual seconds")
@@ -244,7 +244,6 @@ def _numbers(comparison: ComparedRuns, label: str) -> dict[str, np.ndarray]:
     """Returns for each column of the table the numbers of a method's runs, which may be NaN."""
     rows = [run_numbers(comparison, run) for run in comparison.of(label)]
     numbers = {head: np.array([row[head] for row in rows], float) for head in rows[0]}
-    numbers["gained"] = numbers["gained"][~np.isnan(numbers["gained"])]
     return numbers | {"tuning trials": np.array([comparison.tuning_cost(label, "trials")])}
 
 

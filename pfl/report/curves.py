@@ -46,7 +46,8 @@ def panel_rows(
 ) -> list[dict[str, Any]]:
     """Returns the rows of `metrics.csv` of some runs as panels take them, and all bytes so far.
 
-    Sample gradients have those of each client's fine-tuning, once, if a `model` is fine-tuned.
+    Sample gradients have those of each client's fine-tuning, once, if a `model` is fine-tuned. A
+    diverged run has one more row, without values: its seed counts even if no round was evaluated.
     """
     rows = []
     for run in runs:
@@ -59,6 +60,8 @@ def panel_rows(
             if len(both) == 2:
                 entry[BYTES] = sum(both)
             rows.append(entry)
+        if run.diverged:
+            rows.append({"run": run.label, "seed": run.seed, "diverged": 1})
     return rows
 
 
@@ -354,7 +357,7 @@ def _plot(
         xlabel = panel.x
     ylabel = panel.ylabel
     if ylabel is None:
-        ylabel = panel.y[0]
+        ylabel = " or\n".join(panel.y)
     xticks = None
     if "x" in panel.log and panel.x in panel.axes:
         values = panel.where.get(panel.x, panel.axes[panel.x])

@@ -421,7 +421,7 @@ class Crosstab:
         across = self.points(self.columns)
         head = [" / ".join(self.rows), *(self.words(self.columns, point) for point in across)]
         if not self.columns:
-            head[1] = self.panel.y[0]
+            head[1] = " or ".join(self.panel.y)
         lines: list[list[Cell]] = []
         for down in self.points(self.rows):
             words = self.words(self.rows, down)

@@ -65,6 +65,14 @@ def test_a_diverged_run_has_no_cell():
     assert cells(table.markdown([fine, broken]))[2] == ["A", "–"]
 
 
+def test_the_heading_names_all_metrics_that_a_row_may_show():
+    """A has the first metric, and B the second one only."""
+    content = {"y": ["own", "shared"], "rows": ["run"], "where": {"data": "x", "size": 1}}
+    rows = [row("A", "x", 1, 0, 1, own=1.0), row("B", "x", 1, 0, 1, shared=2.0)]
+    found = cells(read_table("t", content, RUNS, GRID).markdown(rows))
+    assert found == [["run", "own or shared"], ["---", "---"], ["A", "1"], ["B", "2"]]
+
+
 def test_rows_and_columns_cross_several_axes():
     content = {"y": "own", "rows": ["size", "run"], "columns": ["data"]}
     data = [

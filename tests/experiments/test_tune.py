@@ -11,7 +11,8 @@ import yaml
 from pfl import algorithms
 from pfl.cli.main import main
 from pfl.errors import ConfigError
-from pfl.experiments import comparison_of, jobs
+from pfl.experiments import comparison_of, jobs, tuning
+from pfl.experiments.progress import Watch
 from pfl.experiments.tuning import Range, Tuning, read_space, tune_run
 from tests.cli.configurations import SMALL
 from tests.commands import call, table
@@ -131,6 +132,22 @@ def test_trials_that_have_ended_are_not_repeated(found, tmp_path):
     assert (found / "trials.csv").read_text() == before
 
 
+def test_trials_of_another_space_are_not_told_as_ended(tmp_path, monkeypatch):
+    """The folders have outcomes of the first search; the second one makes its trials anew."""
+    told = []
+
+    def watch(runs, made, *rest):
+        told.append(len(made))
+        return Watch(runs, made, *rest)
+
+    monkeypatch.setattr(tuning, "Watch", watch)
+    for low in (0.01, 0.01, 0.02):
+        space = {LR: {"low": low, "high": 1.0}}
+        path = write(tmp_path, rounds=1, runs=ONE, tune={"trials": 2, "space": space})
+        Tuning.from_file(path).search(tmp_path / "out")
+    assert told == [0, 2, 0]
+
+
 def test_more_trials_continue_the_search(tmp_path):
     path = write(tmp_path, runs=ONE, tune={"trials": 1, "space": SPACE})
     (first,) = tune(path, tmp_path / "out")
@@ -229,6 +246,21 @@ def test_a_budget_ends_a_trial_and_chooses_within_it(tmp_path):
     by_round = scores(tmp_path / "out", row)
     assert len(by_round) == 3 and row["rounds"] == "3.0" and row["state"] == "finished"
     assert float(row["score"]) == max(by_round[:2])
+
+
+def test_a_budget_ends_each_run_of_a_trial_of_several_seeds(tmp_path):
+    """Of two seeds and five rounds, the third round of each is the first beyond the budget."""
+    runs = {"LocalTrain": {"model": {"class_path": "LocalTrain"}}}
+    tuned = {"trials": 1, "seeds": 2, "space": {LR: [1.0]}}
+    path = write(tmp_path, rounds=5, runs=runs, tune=tuned, budget={"rounds": 2})
+    (row,) = tune(path, tmp_path / "out")
+    best = []
+    for seed in (0, 1):
+        rounds = table(tmp_path / "out" / "LocalTrain" / "trial0" / f"seed{seed}" / "metrics.csv")
+        assert len(rounds) == 3
+        best.append(max(float(one[row["selected_by"]]) for one in rounds[:2]))
+    assert row["rounds"] == "6.0" and row["state"] == "finished"
+    assert float(row["score"]) == pytest.approx(statistics.mean(best))
 
 
 def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):

@@ -13,6 +13,7 @@ from pfl.report.comparison_figures import (
     _cliques,
     communication,
     communication_seconds,
+    curve_choices,
     curves,
     gains,
     rank_diagram,
@@ -267,9 +268,11 @@ def test_a_cut_run_has_no_seconds_and_no_gain_over_training_alone():
     assert cell(cut, "A", "seconds") == "–" and "gained" not in cut.heads
 
 
-def test_a_method_that_lost_a_seed_is_not_judged_by_the_others():
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_method_that_lost_a_seed_is_not_judged_by_the_others(lost):
+    """Neither is the baseline, whose second run is the one at place 1."""
     runs = [run(name, s, [0.5], clients=[[0.5, 0.6]]) for name in "AB" for s in (0, 1)]
-    runs[3] = replace(runs[3], diverged=True)
+    runs[lost] = replace(runs[lost], diverged=True)
     cells = tables.statistics_table(ComparedRuns(runs, "A")).cells
     assert cells[1] == ["B", "global", *["–"] * 6]
 
@@ -284,6 +287,17 @@ def test_runs_with_other_partitions_are_not_paired():
     assert len(comparison.pairs("B")[0]) == 2
     words = "Not paired with A, since its partition is another one: B, seed 1."
     assert words in comparison.notes()
+
+
+def test_runs_of_a_seed_that_the_baseline_lacks_are_named():
+    """Of B's two seeds the first is the baseline's; its mean is of both, its pairs of one."""
+    place = [("A", 0), ("B", 0), ("B", 1), ("C", 0)]
+    runs = [run(name, seed, [0.5], clients=[[0.5, 0.6]]) for name, seed in place]
+    comparison = ComparedRuns(runs, "A")
+    assert len(comparison.pairs("B")[0]) == 2
+    words = "Not paired with A, which has no run of the same seed: B, seed 1."
+    assert words in comparison.notes()
+    assert "Not paired" not in " ".join(ComparedRuns([*runs[:2], runs[3]], "A").notes())
 
 
 def test_a_run_that_has_not_finished_is_named():
@@ -325,6 +339,19 @@ def test_the_share_of_clients_that_gained_over_alone():
     cells = tables.score_table(ComparedRuns([*runs, run("B", 0, [0.5])], "A"))
     assert cell(cells, "A", "gained") == "25%"
     assert cell(cells, "B", "gained") == "–"
+
+
+def test_the_share_that_gained_is_of_all_seeds_or_not_shown():
+    """A gains with seed 0 and diverged with seed 1; B's baseline with seed 1 is of another round.
+
+    One of C's two clients gains with either seed.
+    """
+    runs = [run(name, s, [0.5], clients=[[0.5, 0.6]]) for name in "ABC" for s in (0, 1)]
+    runs = [with_baseline(one, 0.4, 0.7) for one in runs]
+    runs[1] = replace(runs[1], diverged=True)
+    runs[3] = replace(runs[3], local=ScoreTable.from_rounds({9: {"test/local/accuracy": [0.1]}}))
+    table = tables.score_table(ComparedRuns(runs, "A"))
+    assert [cell(table, label, "gained") for label in "ABC"] == ["–", "–", "50%"]
 
 
 def test_metrics_of_the_model_that_counts_have_columns():
@@ -446,6 +473,23 @@ def test_tuning_is_a_column_and_unequal_tuning_is_pointed_out():
     assert "tuning trials" not in tables.score_table(ComparedRuns(runs, "A")).heads
 
 
+@pytest.mark.parametrize(("tests", "shown"), [([], []), ([0.2], [0.35])])
+def test_a_curve_ends_before_the_first_seed_diverged(tests, shown):
+    """A's second seed diverged before its first evaluation, or after one: (0.5 + 0.2) / 2 = 0.35.
+
+    The first seed, which went on, is no line of its own.
+    """
+    runs = [run("A", 0, [0.5, 0.6]), run("A", 1, tests, diverged=True), run("B", 0, [0.4, 0.5])]
+    comparison = ComparedRuns(runs, "A")
+    for plot in curves(comparison).plots:
+        lines = {curve.label: curve for curve in plot.marks}
+        assert ("A" in lines) == bool(shown) and lines["B"].y.tolist() == [0.4, 0.5]
+        if shown:
+            np.testing.assert_allclose(lines["A"].y, shown)
+    labels = [curve.label for curve in curve_choices(runs).plots[0].marks]
+    assert labels.count("A, global") == len(shown) and "B, global" in labels
+
+
 def test_communication_takes_the_mean_clients_bytes():
     """A round costs 300 bytes, of 3 clients and then of 2: 800 bits, then 1,200 for each of them.
 
@@ -497,6 +541,16 @@ def test_a_run_with_fine_tuning_is_scored_by_it(metric, select_by, model, differ
     else:
         assert result.difference == pytest.approx(difference, abs=1e-6)
         assert cell(tables.overview_table([comparison]), "B", "mean rank") == "1.00"
+
+
+def test_select_by_chooses_the_round_and_not_the_number_of_the_table():
+    """docs/metrics.md: the loss is best in round 1, where the accuracy is 0.5."""
+    one = run("A", 0, [0.5, 0.9], [0.1, 0.2], summary={"select_by": "loss"})
+    for row, loss in zip(one.rows, (1.0, 2.0), strict=True):
+        row |= {"val/global/loss": loss, "test/global/loss": loss}
+    comparison = ComparedRuns([one], "A")
+    assert cell(tables.score_table(comparison), "A", "score that counts") == "0.5000"
+    assert comparison.notes()[0] == "The score is accuracy."
 
 
 def test_the_best_score_that_counts_is_bold_whatever_its_model():

@@ -34,6 +34,12 @@ def test_twenty_four_runs_have_twenty_four_styles():
     assert len({look(curve) for curve in figure.plots[0].marks}) == 24
 
 
+def test_the_axis_names_all_metrics_that_a_curve_may_show():
+    """Neither curve has `other`, which a figure of other runs may show."""
+    figure = drawn([{"y": ["other", "m"]}], table(["A", "B"]), ["A", "B"])
+    assert figure.plots[0].ylabel == "other or\nm"
+
+
 def test_runs_have_colours_and_points_of_a_grid_lines():
     rows = [row for a in (1, 2) for row in table(["A", "B"], step_size=a)]
     (plot,) = drawn([{"y": "m"}], rows, ["A", "B"], {"step_size": [1, 2]}).plots

@@ -124,6 +124,18 @@ def test_whole_numbers_with_a_gap_are_classes_when_the_gap_is_left_out(tmp_path)
     assert (data.class_names, data.samples.targets.tolist()) == (["4", "7"], [1, 0])
 
 
+@pytest.mark.parametrize("cell", [" ", "  ", " NA", "nan "])
+def test_a_cell_with_spaces_among_numbers_is_missing(cell, tmp_path):
+    """As programs write tables whose columns stand under one another."""
+    text = f"age, dose,y,site\n30, 0.5,1,a\n40,{cell},0,a\n50, 1.5,1,a\n"
+    data = of(tmp_path, text, missing="mean")
+    assert inputs_of(data) == [[30, 0.5], [40, 1], [50, 1.5]]
+    data = of(tmp_path, text, missing="drop")
+    assert inputs_of(data) == [[30, 0.5], [50, 1.5]]
+    with pytest.raises(ConfigError, match=r"' dose' has no value in 1 of 3 rows; .* \(row 2 "):
+        of(tmp_path, text).setup()
+
+
 @pytest.mark.parametrize(
     ("column", "options", "said"),
     [

@@ -240,6 +240,7 @@ class TableDataModule(FederatedDataModule):
             if all(name in table for table in tables):
                 read = None
                 if name in self.partitioner.id_columns:
+                    self._check_column(tables, "partition", name)
                     read = identifiers_of
                 columns[name] = _joined([table[name] for table in tables], read)
         num_train = _rows_of(tables[0])
@@ -354,6 +355,7 @@ class TableDataModule(FederatedDataModule):
         needed = [*features, self.target_column]
         if self.client_column is not None:
             needed.append(self.client_column)
+        needed += [name for name in self.partitioner.id_columns if name not in needed]
         result = []
         counts = dict.fromkeys(needed, 0)
         dropped = 0

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from datamodules import (
+    LEAF,
     ArrayDataModule,
     ConfigError,
+    Groups,
     Natural,
     Normalize,
     OfficialSplit,
@@ -122,6 +124,23 @@ def test_whole_numbers_with_a_gap_are_classes_when_the_gap_is_left_out(tmp_path)
     data = of(tmp_path, "x,y,site\n1,7,a\n2,,a\n3,4,a\n", missing="drop")
     data.setup()
     assert (data.class_names, data.samples.targets.tolist()) == (["4", "7"], [1, 0])
+
+
+@pytest.mark.parametrize(
+    "rule", [Natural("site"), Groups(None, "site"), LEAF("site", min_samples=1)]
+)
+def test_a_row_without_the_client_of_a_rule_is_missing(rule, tmp_path):
+    text = "x,site,y\n1,a,1\n2,,0\n3,b,1\n4,a,0\n"
+    given = {"feature_columns": ["x"], "client_column": None, "partition": rule}
+    given["num_clients"] = None if rule.counts_clients else 2
+    said = r"TableDataModule.partition: the column 'site' has no value in 1 of 4 rows; .* \(row 2 "
+    for missing in ("refuse", "mean"):
+        with pytest.raises(ConfigError, match=said):
+            of(tmp_path, text, missing=missing, **given).setup()
+    data = of(tmp_path, text, missing="drop", **given)
+    assert inputs_of(data) == [[1], [3], [4]]
+    rows = [data.partition.train[client].tolist() for client in range(data.num_clients)]
+    assert sorted(rows) == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize("cell", [" ", "  ", " NA", "nan "])

@@ -722,7 +722,7 @@ def _read_parquet(path: Path, conversions: list[str]) -> tuple[list[str], list[C
         elif kind == "bool" and not column.null_count:
             values = np.array(column.to_pylist(), bool)
         else:
-            values = np.array(column.to_pylist(), object)
+            values = np.fromiter(column.to_pylist(), object, len(column))  # may be lists
         columns.append(Column(values, None))
     return table.column_names, columns
 

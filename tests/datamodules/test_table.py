@@ -115,6 +115,17 @@ def test_decimal_numbers_of_parquet_are_numbers(tmp_path):
     assert data.partition.test[0].tolist() == [0]  # the highest price
 
 
+@pytest.mark.parametrize("lists", [[[1.0, 2.0]] * 4, [[1.0], [2.0, 3.0], [], None]])
+def test_a_column_of_lists_is_refused_and_other_columns_are_read(lists, tmp_path, one_line):
+    path = write(tmp_path / "a.parquet", COLUMNS | {"scan": lists})
+    chosen = ["age", "dose", "smoker"]
+    data = TableDataModule(path, "outcome", chosen, num_clients=1, protocol=SplitOwn(0.0, 0.0))
+    assert np.array_equal(data.samples.inputs, INPUTS)
+    data = TableDataModule(path, "outcome", ["scan"], num_clients=1, missing="drop")
+    with one_line("feature_columns: the column 'scan' holds [1.0", "it must hold numbers"):
+        data.setup()
+
+
 def test_the_index_of_a_data_frame_is_no_input(tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"x": [1.0, 2, 3, 4, 5], "y": [0, 1, 0, 1, 0]})

@@ -202,8 +202,9 @@ class TableDataModule(FederatedDataModule):
             if window is None:
                 taken.add(target_column)
             others = not taken & set(feature_columns)
-            holds = len(feature_columns) > 0 and others
-            expected = "columns for inputs only"
+            once = len(feature_columns) == len(set(feature_columns))
+            holds = len(feature_columns) > 0 and others and once
+            expected = "columns for inputs only, each once"
             require_value("TableDataModule.feature_columns", feature_columns, holds, expected)
 
     def load(self) -> Loaded:
@@ -482,7 +483,12 @@ class TableDataModule(FederatedDataModule):
         for name in features:
             self._check_column(tables, "feature_columns", name, self.missing == "mean")
             if name in chosen:
-                columns |= self._category(tables, name)
+                found = self._category(tables, name)
+                for one in found:
+                    expected = f"a name that no level of {name!r} has"
+                    taken = one != name and (one in features or one in columns)
+                    require_value("TableDataModule.feature_columns", one, not taken, expected)
+                columns |= found
                 continue
             parts = []
             for table in tables:

@@ -143,6 +143,18 @@ def test_a_row_without_the_client_of_a_rule_is_missing(rule, tmp_path):
     assert sorted(rows) == [[0, 2], [1]]
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_input_takes_the_place_of_another(place, tmp_path):
+    names = ["ward", "ward"]
+    names[place] = "ward=1"
+    options = {"categories": "one-hot", "category_columns": ["ward"]}
+    data = of(tmp_path, f"{names[0]},{names[1]},site,y\n1,1,a,0\n2,2,a,1\n", **options)
+    with refused("TableDataModule.feature_columns: 'ward=1'; it must be a name that no level of"):
+        data.setup()
+    with refused("TableDataModule.feature_columns: ['x', 'x']; it must be columns", "each once"):
+        of(tmp_path, "x,site,y\n1,a,0\n", feature_columns=["x", "x"])
+
+
 @pytest.mark.parametrize("cell", [" ", "  ", " NA", "nan "])
 def test_a_cell_with_spaces_among_numbers_is_missing(cell, tmp_path):
     """As programs write tables whose columns stand under one another."""

@@ -13,6 +13,7 @@ from ..errors import ConfigError, require_value
 from .samples import Samples, TensorSamples, are_scaled, check_finite
 
 _PIXELS = 64  # so many columns of uint8 may be images, as small as 8x8
+_MOST_CLASSES = 2**24  # larger whole numbers are ids, times or prices
 
 
 class Loaded(NamedTuple):
@@ -114,7 +115,7 @@ def _place(
 
 
 def _check_classes(key: str, targets: Tensor, place: Callable[[int, Tensor], str]) -> None:
-    """Refuses negative classes of samples that have one class each."""
+    """Refuses negative and huge classes of samples that have one class each."""
     if targets.is_floating_point() or targets.ndim != 1 or not len(targets):
         return
     sample = int(targets.argmin())
@@ -123,6 +124,14 @@ def _check_classes(key: str, targets: Tensor, place: Callable[[int, Tensor], str
         raise ConfigError(
             f"{key}: smallest target: {least}; it must be at least 0, as integer targets are "
             f"classes: sample {sample}{place(sample, targets[sample : sample + 1] < 0)}"
+        )
+    sample = int(targets.argmax())
+    most = int(targets[sample])
+    if most >= _MOST_CLASSES:
+        raise ConfigError(
+            f"{key}: largest target: {most}; it must be below {_MOST_CLASSES}, as integer targets "
+            "are classes, which count from 0, and values of a regression must be floating numbers: "
+            f"sample {sample}{place(sample, targets[sample : sample + 1] >= _MOST_CLASSES)}"
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, require_value
+from ..errors import ConfigError, error_line, require_value
 from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples, are_scaled
 
@@ -60,7 +60,8 @@ class ArrayDataModule(FederatedDataModule):
     """A data set given as NumPy arrays, or as an `.npz` file of NumPy arrays.
 
     The arguments are those of `TensorDataModule`, but inputs and targets of type float64 (or wider)
-    become float32.
+    become float32. Whole numbers from 2**24 on are no classes, and refused as targets [N]. Masked
+    values are NaN.
 
     `np.savez("mine.npz", inputs=x, targets=y)` writes such a file.
 
@@ -94,7 +95,7 @@ class ArrayDataModule(FederatedDataModule):
         super().__init__(**kwargs)
         self.missing = missing
         arrays = zip(_KEYS, (inputs, targets, test_inputs, test_targets, client_ids), strict=True)
-        given = {key: np.asarray(value) for key, value in arrays if value is not None}
+        given = {key: _array(key, value) for key, value in arrays if value is not None}
         key = "ArrayDataModule.file"
         self._file: Path | None = None
         if file is not None:
@@ -160,9 +161,26 @@ def _read_array(key: str, stored: Any, name: str) -> np.ndarray:
         kind = '"float32"'
         if name == "client_ids":
             kind = "str"
+        # `astype(str)` of pandas gives objects again.
         raise ConfigError(
             f"{key}: the array {name} is of Python objects, as pandas gives text; it must be saved "
-            f"as {name}.astype({kind})"
+            f"as np.array({name}, {kind})"
+        ) from error
+
+
+def _array(key: str, value: Any) -> np.ndarray:
+    """Returns what is given as an array, with NaN for values of a masked array that are masked."""
+    if np.ma.is_masked(value):
+        kind = f"{value.dtype}, with {np.ma.count_masked(value)} masked values"
+        expected = "floating, where values are masked"
+        require_value(f"ArrayDataModule.{key}", kind, value.dtype.kind == "f", expected)
+        return value.filled(np.nan)
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of several lengths
+        raise ConfigError(
+            f"ArrayDataModule.{key}: {error_line(error)}; it must be an array, or lists of one "
+            "length"
         ) from error
 
 
@@ -228,6 +246,9 @@ def _tensor(key: str, array: np.ndarray) -> Tensor:
         with np.errstate(over="ignore"):  # infinite values raise an error when the data are loaded
             array = array.astype(np.float32)
     if array.dtype.kind == "u" and array.dtype != np.uint8:
+        most = int(array.max(initial=0))
+        expected = "below 2**63, or floating numbers"
+        require_value(f"ArrayDataModule.{key}: the largest value", most, most < 2**63, expected)
         array = array.astype(np.int64)
     # A file may have the other byte order, which PyTorch does not accept.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)

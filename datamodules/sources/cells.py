@@ -15,12 +15,13 @@ _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 def values_of(cells: Sequence[str]) -> np.ndarray:
     """Returns whole numbers, else floating ones, else booleans, else the text of the cells.
 
-    Cells such as NA among numbers or booleans are missing: None in an array of objects.
+    Cells such as NA among numbers or booleans are missing, also with spaces around them, as numbers
+    may have: None in an array of objects.
     """
-    gaps = not MISSING.isdisjoint(cells)
+    gaps = not MISSING.isdisjoint(map(str.strip, cells))
     known = cells
     if gaps:
-        known = [cell for cell in cells if cell not in MISSING]
+        known = [cell for cell in cells if cell.strip() not in MISSING]
     kinds: tuple[type, ...] = (int, float)
     if "_" in "".join(known):  # Python reads 1_0 as the number 10
         kinds = ()
@@ -38,7 +39,7 @@ def values_of(cells: Sequence[str]) -> np.ndarray:
     if not gaps:
         return values
     column = np.full(len(cells), None, object)
-    column[[cell not in MISSING for cell in cells]] = values
+    column[[cell.strip() not in MISSING for cell in cells]] = values
     return column
 
 

@@ -209,7 +209,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         if mode is None:
             (first,) = table[0].values()
             mode = "RGB"
-            if _is_gray(first):
+            if first is not None and _is_gray(first):  # one that is missing is named below
                 mode = "L"
         said = f"images are read in the mode {mode}, 8 bits divided by 255 and 16 by 65,535"
         if self.image_size is not None:
@@ -249,6 +249,11 @@ class HuggingFaceDataModule(FederatedDataModule):
 def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -> np.ndarray:
     """Reads an image of a table with one column, [C, H, W]; if `strict`, a gray one."""
     (image,) = table[number].values()
+    if image is None:
+        raise ConfigError(
+            f"HuggingFaceDataModule.input_column: the row {number} has no image; each row must "
+            "have one"
+        )
     if strict and not _is_gray(image):
         raise ConfigError(
             "HuggingFaceDataModule.image_mode: None, but there are gray images and images in "

@@ -34,7 +34,8 @@ class ImageFolderDataModule(FederatedDataModule):
     Class, client and split of an image are either the names of the folders that it lies in or the
     columns of a table. The client may be a person, a hospital, a camera or a domain: with
     `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
-    their names. Gray images of 16 bits a pixel become float32 in [0, 1] instead, and then all
+    their names. Images whose name, or a folder's, begins with a point are left out: programs write
+    such copies. Gray images of 16 bits a pixel become float32 in [0, 1] instead, and then all
     images must have 16 bits. `levels="client/class"` reads domains such as PACS's:
 
         pacs/photo/dog/056_0001.jpg
@@ -86,6 +87,7 @@ class ImageFolderDataModule(FederatedDataModule):
             self.cache = Path(cache).expanduser()
         self.image_size = as_int(image_size)
         self._others: list[Path] = []  # files that are no images
+        self._hidden: list[Path] = []  # images that a system has written beside those of the user
 
     def prepare_data(self) -> None:
         if self.cache is not None:
@@ -101,6 +103,11 @@ class ImageFolderDataModule(FederatedDataModule):
             self.conversions.append(
                 f"files left out, as their names do not end with {', '.join(SUFFIXES)}: "
                 f"{len(self._others)}, first {str(self._others[0])!r}"
+            )
+        if self._hidden:
+            self.conversions.append(
+                "images left out, as the name of a folder or file begins with a point: "
+                f"{len(self._hidden)}, first {str(self._hidden[0])!r}"
             )
         owners = [image.client for image in found]
         ids = None
@@ -136,14 +143,20 @@ class ImageFolderDataModule(FederatedDataModule):
         images = []
         levels = self.levels.split("/")
         self._others = []
+        self._hidden = []
         for path in sorted(self.folder.rglob("*")):
             if not path.is_file():
                 continue
-            if path.suffix.lower() not in SUFFIXES:
-                if not path.name.startswith("."):
-                    self._others.append(path.relative_to(self.folder))
+            place = path.relative_to(self.folder)
+            is_image = path.suffix.lower() in SUFFIXES
+            if any(part.startswith(".") for part in place.parts):
+                if is_image:
+                    self._hidden.append(place)
                 continue
-            *names, _ = path.relative_to(self.folder).parts
+            if not is_image:
+                self._others.append(place)
+                continue
+            *names, _ = place.parts
             if len(names) != len(levels):
                 raise ConfigError(
                     f"ImageFolderDataModule.levels: {self.levels!r}, but there is {str(path)!r}; "
@@ -171,6 +184,11 @@ class ImageFolderDataModule(FederatedDataModule):
         images: dict[Path, _Image] = {}
         for row in reader:
             place = f"{path}, line {reader.line_num}"
+            if None in row:
+                raise ConfigError(
+                    f"{key}: {place} has {len(columns) + len(row[None])} cells instead of "
+                    f"{len(columns)}; a comma in a name needs quotes around the name"
+                )
             for column in ("file", "class", "client"):
                 if column in columns and not row[column]:
                     raise ConfigError(f"{key}: {place} has no {column}; every row must have one")

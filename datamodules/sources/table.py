@@ -63,14 +63,15 @@ class TableDataModule(FederatedDataModule):
 
     A target column of whole numbers, text or booleans holds classes, which are numbered in
     ascending order; a column of floating numbers means regression. `target_kind` overrides this.
-    Cells such as NA among numbers are missing values. Parquet files need the package `pyarrow`
-    (`pip install pyarrow`); an index of pandas without a name is left out.
+    Cells such as NA or spaces among numbers are missing values. Parquet files need the package
+    `pyarrow` (`pip install pyarrow`); an index of pandas without a name is left out, and decimal
+    numbers are numbers.
 
     In a CSV file the ids of clients and the names of classes are the text of the cells: 007, 7 and
     07 are three clients. They are in the order of text. Only where all cells of the column are
     whole numbers of the digits 0 to 9, without zeros before them (a minus is allowed), they are in
     the order of numbers. This holds for `client_column`, for the columns that `Natural`, `LEAF` and
-    `Groups` name, and for classes.
+    `Groups` name, and for classes. Only of targets, true, TRUE and True are one class, `True`.
 
     In a configuration file, with a client for each hospital:
 
@@ -201,8 +202,9 @@ class TableDataModule(FederatedDataModule):
             if window is None:
                 taken.add(target_column)
             others = not taken & set(feature_columns)
-            holds = len(feature_columns) > 0 and others
-            expected = "columns for inputs only"
+            once = len(feature_columns) == len(set(feature_columns))
+            holds = len(feature_columns) > 0 and others and once
+            expected = "columns for inputs only, each once"
             require_value("TableDataModule.feature_columns", feature_columns, holds, expected)
 
     def load(self) -> Loaded:
@@ -239,6 +241,7 @@ class TableDataModule(FederatedDataModule):
             if all(name in table for table in tables):
                 read = None
                 if name in self.partitioner.id_columns:
+                    self._check_column(tables, "partition", name)
                     read = identifiers_of
                 columns[name] = _joined([table[name] for table in tables], read)
         num_train = _rows_of(tables[0])
@@ -353,6 +356,7 @@ class TableDataModule(FederatedDataModule):
         needed = [*features, self.target_column]
         if self.client_column is not None:
             needed.append(self.client_column)
+        needed += [name for name in self.partitioner.id_columns if name not in needed]
         result = []
         counts = dict.fromkeys(needed, 0)
         dropped = 0
@@ -448,15 +452,18 @@ class TableDataModule(FederatedDataModule):
         if self.given_classes is None:
             return labels.astype(np.int64), names
         given = self.given_classes
+        known = given
+        if targets.dtype.kind == "b":  # a file may have true, True or TRUE
+            known = [one.capitalize() for one in given]
         for number, one in enumerate(names):
-            if one not in given:
+            if one not in known:
                 text = (
                     f"TableDataModule.target_column: a class of the column {name!r}: {one!r}; it "
                     f"must be one of class_names, which are {', '.join(given)}"
                 )
                 with self._naming(tables):
                     raise RowError(text, int((labels == number).argmax()) + 1)
-        numbers = np.array([given.index(one) for one in names], np.int64)
+        numbers = np.array([known.index(one) for one in names], np.int64)
         return numbers[labels], given
 
     def _rounded_targets(self, values: np.ndarray) -> np.ndarray:
@@ -476,7 +483,12 @@ class TableDataModule(FederatedDataModule):
         for name in features:
             self._check_column(tables, "feature_columns", name, self.missing == "mean")
             if name in chosen:
-                columns |= self._category(tables, name)
+                found = self._category(tables, name)
+                for one in found:
+                    expected = f"a name that no level of {name!r} has"
+                    taken = one != name and (one in features or one in columns)
+                    require_value("TableDataModule.feature_columns", one, not taken, expected)
+                columns |= found
                 continue
             parts = []
             for table in tables:
@@ -708,15 +720,30 @@ def _read_parquet(path: Path, conversions: list[str]) -> tuple[list[str], list[C
     numbers = ("int", "uint", "halffloat", "float", "double")
     columns = []
     for column in table.columns:
+        if pyarrow.types.is_decimal(column.type):
+            column = _without_decimals(pyarrow, column)
         kind = str(column.type)
         if kind.startswith(numbers) and not column.null_count:
             values = column.to_numpy()
         elif kind == "bool" and not column.null_count:
             values = np.array(column.to_pylist(), bool)
         else:
-            values = np.array(column.to_pylist(), object)
+            values = np.fromiter(column.to_pylist(), object, len(column))  # may be lists
         columns.append(Column(values, None))
     return table.column_names, columns
+
+
+def _without_decimals(pyarrow: Any, column: Any) -> Any:
+    """Returns decimal numbers as floating ones, or as whole ones if their type has no fraction.
+
+    Whole numbers that do not fit into 64 bits stay decimal, as floating ones would merge ids.
+    """
+    if column.type.scale > 0:
+        return column.cast(pyarrow.float64())
+    try:
+        return column.cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return column
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

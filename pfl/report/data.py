@@ -70,6 +70,8 @@ def _kind(known: list[object]) -> str:
     """Returns in words what the values of a column are."""
     if not known:
         return "nothing"
+    if isinstance(known[0], list):
+        return "lists"
     array = np.array(known)
     return _KINDS.get(array.dtype.kind, type(known[0]).__name__.replace("str", "text"))
 

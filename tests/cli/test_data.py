@@ -44,6 +44,15 @@ def test_a_table_as_it_is(folder):
     assert lines[-1].startswith("--target_column COLUMN and --client_column COLUMN show")
 
 
+@pytest.mark.parametrize("lists", [[[1, 2], [3, 4]], [[1, 2], [3]]])
+def test_a_column_of_lists(lists, folder):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"scan": lists, "y": [0, 1]}), folder / "a.parquet")
+    lines = shown("a.parquet")
+    assert lines[4] == f"scan lists 2 0 {lists[0]}, {lists[1]}"
+
+
 def test_a_table_as_a_network_gets_it(folder):
     words = "a.csv --target_column y --client_column site --categories one-hot --missing drop "
     words += "--protocol SplitOwn --protocol.test 0 --protocol.validation 0"

@@ -342,8 +342,8 @@ ARRAYS = [
     ("f4", [[1], [2]], "i8", [0], None, "one target per input", None, None),
     ("f4", [[1], [2]], "U1", ["a", "b"], None, "a type of numbers", None, None),
     ("c8", [[1], [2]], "i8", [0, 1], None, "a type of numbers", None, None),
-    ("O", [[1], [2]], "i8", [0, 1], None, 'inputs.astype("float32")', None, None),
-    ("f4", [[1], [2]], "O", [0, 1], None, 'targets.astype("float32")', None, None),
+    ("O", [[1], [2]], "i8", [0, 1], None, 'np.array(inputs, "float32")', None, None),
+    ("f4", [[1], [2]], "O", [0, 1], None, 'np.array(targets, "float32")', None, None),
     ("f4", [], "i8", [], None, "N > 0 samples", None, None),
 ]
 

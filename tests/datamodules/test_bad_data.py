@@ -14,6 +14,7 @@ from datamodules import (
     FederatedDataModule,
     Loaded,
     SharedTest,
+    SplitOwn,
     TensorDataModule,
     TensorSamples,
 )
@@ -113,6 +114,54 @@ def test_only_values_that_are_not_finite_are_refused_in_blocks_with_an_infinite_
         samples.check_finite("inputs", values)
     with one_line("in 4 of 5"):
         samples.check_finite("inputs", values.t())
+
+
+@pytest.mark.parametrize("key", ["inputs", "targets"])
+def test_whole_numbers_that_int64_does_not_hold_are_refused(key, one_line):
+    """PyTorch has few operations for uint64, and as int64 2**64 - 1 is -1."""
+    given = {"inputs": np.zeros((3, 1), np.uint64), "targets": np.zeros(3, np.uint64)}
+    data = ArrayDataModule(**given, num_clients=1)
+    assert data.samples.targets.dtype == torch.int64
+    given[key][1] = 2**64 - 1
+    with one_line(f"ArrayDataModule.{key}: the largest value", str(2**64 - 1), "below 2**63"):
+        ArrayDataModule(**given, num_clients=1)
+
+
+@pytest.mark.parametrize("most", [2**24, 1_700_000_000, 2**53 + 1])
+def test_whole_numbers_that_are_no_classes_are_refused(most, one_line):
+    """Prices, times or ids: a count for each of so many classes does not fit into memory."""
+    targets = np.array([3, most, 5])
+    ids = ["a", "b", "b"]
+    with one_line(
+        f"targets: largest target: {most}", "floating numbers: sample 1 (of the client 'b"
+    ):
+        ArrayDataModule(np.zeros((3, 1)), targets, client_ids=ids, num_clients=1).setup()
+    targets[1] = 2**24 - 1
+    assert ArrayDataModule(np.zeros((3, 1)), targets, num_clients=1).num_classes == 2**24
+
+
+def test_masked_values_are_missing(one_line):
+    """Files of measurements are read as masked arrays, with 1e20 where there is no value."""
+    x = np.ma.masked_values(np.array([[1.0], [1e20], [5.0], [6.0]]), 1e20)
+    y = np.zeros(4, int)
+    with one_line("inputs: NaN or infinite values", "1 of 4 samples, first in sample 1"):
+        ArrayDataModule(x, y, num_clients=1).setup()
+    everything = SplitOwn(0.0, 0.0)
+    data = ArrayDataModule(x, y, num_clients=1, missing="mean", protocol=everything)
+    assert data.samples.inputs.tolist() == [[1], [4], [5], [6]]  # 12 / 3
+    with one_line("ArrayDataModule.targets: 'int64, with 1 masked values'", "floating"):
+        ArrayDataModule(x, np.ma.masked_equal([0, 1, 2, 0], 2), num_clients=1)
+    none = np.ma.masked_equal([0, 1, 1, 0], 7)
+    assert ArrayDataModule(x, none, num_clients=1, missing="drop").samples.targets.tolist() == [
+        0,
+        1,
+        0,
+    ]
+
+
+def test_lists_of_several_lengths_are_refused(one_line):
+    with one_line("ArrayDataModule.inputs: ", "it must be an array, or lists of one length"):
+        ArrayDataModule([[1, 2], [3]], [0, 1], num_clients=1)
 
 
 WRONG: list[Any] = [Items((X[0], 0)), TensorSamples(X, Y), X]

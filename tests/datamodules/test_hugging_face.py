@@ -86,6 +86,21 @@ def test_a_parquet_file_gives_the_same_as_memory(tmp_path):
     assert (tmp_path / "huggingface").is_dir()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_row_without_an_image_is_named(place, tmp_path, one_line):
+    features = datasets.Features({"picture": datasets.Image(), "label": datasets.Value("int64")})
+    pictures = [picture(1), picture(2), picture(3)]
+    pictures[place] = None
+    table = datasets.Dataset.from_dict({"picture": pictures, "label": [0, 1, 1]}, features)
+    table.save_to_disk(str(tmp_path / "set"))
+    for mode in (None, "RGB"):
+        data = HuggingFaceDataModule(
+            str(tmp_path / "set"), "picture", "label", image_mode=mode, num_clients=1
+        )
+        with one_line("HuggingFaceDataModule.input_column: the row", f"{place} has no image"):
+            data.setup()
+
+
 def test_images_take_the_size_and_the_mode_asked_for(tmp_path, one_line):
     mixed = {"picture": [picture(1), picture(2, "RGB", (6, 6))], "label": [0, 1]}
     path = saved(tmp_path / "set", train=mixed)

@@ -162,6 +162,7 @@ def test_mistakes_are_named(tmp_path, one_line):
         (b"a.png,cat,\n", ["line 2 has no client"]),
         (b"a.png,,ann\n", ["line 2 has no class"]),
         (b"a.png,cat,ann\na.png,cat,bob\n", ["a.png' twice"]),
+        (b"a.png,cat, black,ann\n", ["line 2 has 4 cells instead of 3"]),
         (b"a.png,cat,J\xf6rg\n", ["saved as UTF-8"]),
     ],
 )
@@ -232,3 +233,16 @@ def test_images_of_unknown_scale_are_refused(tmp_path, one_line):
     depths(tmp_path / "both", {"a/1.png": of_16_bits(3, np.uint8), "a/2.png": of_16_bits(3)})
     with one_line("a/1.png and ", "a/2.png are read as uint8 and float32; all must have one type"):
         ImageFolderDataModule(tmp_path / "both", num_clients=1).setup()
+
+
+def test_images_with_a_point_before_their_name_are_left_out(tmp_path):
+    """Jupyter keeps copies in .ipynb_checkpoints, and macOS writes files such as ._a.png."""
+    write(tmp_path / ".set", {"cat/a.png": 1, "dog/b.png": 2, ".ipynb_checkpoints/a.png": 1})
+    write(tmp_path / ".set", {"dog/.copies/b.png": 2})
+    (tmp_path / ".set" / "dog" / "._b.png").write_bytes(b"no image")
+    (tmp_path / ".set" / ".DS_Store").write_bytes(b"no image")
+    data = ImageFolderDataModule(tmp_path / ".set", num_clients=1)
+    assert data.class_names == ["cat", "dog"]
+    assert data.samples.inputs[:, 0, 0, 0].tolist() == [1, 2]
+    said = "images left out, as the name of a folder or file begins with a point: 3, first "
+    assert data.conversions[-1] == f"{said}'.ipynb_checkpoints/a.png'"

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from datamodules import (
+    LEAF,
     ArrayDataModule,
     ConfigError,
+    Groups,
     Natural,
     Normalize,
     OfficialSplit,
@@ -122,6 +124,47 @@ def test_whole_numbers_with_a_gap_are_classes_when_the_gap_is_left_out(tmp_path)
     data = of(tmp_path, "x,y,site\n1,7,a\n2,,a\n3,4,a\n", missing="drop")
     data.setup()
     assert (data.class_names, data.samples.targets.tolist()) == (["4", "7"], [1, 0])
+
+
+@pytest.mark.parametrize(
+    "rule", [Natural("site"), Groups(None, "site"), LEAF("site", min_samples=1)]
+)
+def test_a_row_without_the_client_of_a_rule_is_missing(rule, tmp_path):
+    text = "x,site,y\n1,a,1\n2,,0\n3,b,1\n4,a,0\n"
+    given = {"feature_columns": ["x"], "client_column": None, "partition": rule}
+    given["num_clients"] = None if rule.counts_clients else 2
+    said = r"TableDataModule.partition: the column 'site' has no value in 1 of 4 rows; .* \(row 2 "
+    for missing in ("refuse", "mean"):
+        with pytest.raises(ConfigError, match=said):
+            of(tmp_path, text, missing=missing, **given).setup()
+    data = of(tmp_path, text, missing="drop", **given)
+    assert inputs_of(data) == [[1], [3], [4]]
+    rows = [data.partition.train[client].tolist() for client in range(data.num_clients)]
+    assert sorted(rows) == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_input_takes_the_place_of_another(place, tmp_path):
+    names = ["ward", "ward"]
+    names[place] = "ward=1"
+    options = {"categories": "one-hot", "category_columns": ["ward"]}
+    data = of(tmp_path, f"{names[0]},{names[1]},site,y\n1,1,a,0\n2,2,a,1\n", **options)
+    with refused("TableDataModule.feature_columns: 'ward=1'; it must be a name that no level of"):
+        data.setup()
+    with refused("TableDataModule.feature_columns: ['x', 'x']; it must be columns", "each once"):
+        of(tmp_path, "x,site,y\n1,a,0\n", feature_columns=["x", "x"])
+
+
+@pytest.mark.parametrize("cell", [" ", "  ", " NA", "nan "])
+def test_a_cell_with_spaces_among_numbers_is_missing(cell, tmp_path):
+    """As programs write tables whose columns stand under one another."""
+    text = f"age, dose,y,site\n30, 0.5,1,a\n40,{cell},0,a\n50, 1.5,1,a\n"
+    data = of(tmp_path, text, missing="mean")
+    assert inputs_of(data) == [[30, 0.5], [40, 1], [50, 1.5]]
+    data = of(tmp_path, text, missing="drop")
+    assert inputs_of(data) == [[30, 0.5], [50, 1.5]]
+    with pytest.raises(ConfigError, match=r"' dose' has no value in 1 of 3 rows; .* \(row 2 "):
+        of(tmp_path, text).setup()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Tables in CSV and Parquet files, written here with known values."""
 
 import sys
+from decimal import Decimal
 
 import jsonargparse
 import numpy as np
@@ -88,6 +89,41 @@ def test_categories_of_parquet_are_text(tmp_path):
         write(tmp_path / "a.parquet", columns), "outcome", ["age"], num_clients=2
     )
     assert data.load().train.targets.tolist() == [1, 0, 1, 0]
+
+
+def test_decimal_numbers_of_parquet_are_numbers(tmp_path):
+    """As data bases write prices and, without digits behind the point, ids."""
+    prices = [Decimal("12.50"), Decimal("8.00"), Decimal("9.25")]
+    large = [Decimal(2**64 + 1), Decimal(2**64 + 1), Decimal(2**64)]  # equal as floating numbers
+    wards = [Decimal(10), Decimal(9), Decimal(9)]
+    columns = {"price": prices, "ward": wards, "stay": large, "age": [Decimal("1.5"), None, None]}
+    path = write(tmp_path / "a.parquet", columns)
+    options = {"partition": Natural(), "protocol": SplitOwn(0.0, 0.0)}
+    for kind in (None, "numbers"):
+        data = TableDataModule(path, "price", ["stay"], "ward", target_kind=kind, **options)
+        assert data.samples.targets.tolist() == [12.5, 8, 9.25]
+        assert data.num_classes is None
+        assert data.samples.inputs.tolist() == [[2**64]] * 3  # float32 holds no other near it
+        assert data.client_names == ["9", "10"]
+    data = TableDataModule(path, "ward", ["price"], "stay", **options)
+    assert data.class_names == ["9", "10"]
+    assert data.client_names == [str(2**64), str(2**64 + 1)]
+    last = SplitOwn(test=0.3, validation=0.0, order="price")
+    data = TableDataModule(path, "ward", ["age"], num_clients=1, missing="drop", protocol=last)
+    assert data.samples.inputs.tolist() == [[1.5]]
+    data = TableDataModule(path, "ward", ["price"], num_clients=1, protocol=last)
+    assert data.partition.test[0].tolist() == [0]  # the highest price
+
+
+@pytest.mark.parametrize("lists", [[[1.0, 2.0]] * 4, [[1.0], [2.0, 3.0], [], None]])
+def test_a_column_of_lists_is_refused_and_other_columns_are_read(lists, tmp_path, one_line):
+    path = write(tmp_path / "a.parquet", COLUMNS | {"scan": lists})
+    chosen = ["age", "dose", "smoker"]
+    data = TableDataModule(path, "outcome", chosen, num_clients=1, protocol=SplitOwn(0.0, 0.0))
+    assert np.array_equal(data.samples.inputs, INPUTS)
+    data = TableDataModule(path, "outcome", ["scan"], num_clients=1, missing="drop")
+    with one_line("feature_columns: the column 'scan' holds [1.0", "it must hold numbers"):
+        data.setup()
 
 
 def test_the_index_of_a_data_frame_is_no_input(tmp_path):
@@ -328,6 +364,19 @@ def test_a_column_of_whole_numbers_can_be_of_values(file, one_line):
     data = TableDataModule(path, "z", ["x"], num_clients=1, target_kind="numbers")
     with one_line("target_column: the column 'z' holds 'b'; it must hold numbers (row 2 after"):
         data.setup()
+
+
+@pytest.mark.parametrize("written", [("true", "false"), ("TRUE", "FALSE"), ("True", "False")])
+def test_names_of_true_and_false_have_any_case(written, tmp_path):
+    """A spreadsheet writes TRUE, pandas True and a data base true."""
+    path = of_cells(tmp_path / "a.csv", "12", written)
+    data = TableDataModule(path, "y", ["a"], num_clients=1)
+    assert data.class_names == ["False", "True"]
+    for names in (["false", "true"], ["False", "True"], ["FALSE", "TRUE"]):
+        for given, targets in ((names, [1, 0, 1, 0]), (names[::-1], [0, 1, 0, 1])):
+            data = TableDataModule(path, "y", ["a"], num_clients=1, class_names=given)
+            assert data.samples.targets.tolist() == targets
+            assert data.class_names == given
 
 
 @pytest.mark.parametrize("sites", [["007", "7"], ["12", "7"]])

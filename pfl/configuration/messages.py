@@ -166,6 +166,8 @@ def _describe(words: str, owner: str, types: str, value: str) -> str:
         text = _type(types[1:-1] or match[1])
         if ", " in text:
             text = f"one of {text}"
+        if value in ("True", "False") and re.search(r"\bstr\b", text):
+            text += "; YAML reads yes, no, on and off as true and false: write them in quotes"
         return f"{shown}it must be {text}"
     for cause, advice in _ADVICE.items():
         if re.match(cause, f"{words} {value}"):

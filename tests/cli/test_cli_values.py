@@ -26,6 +26,11 @@ MISTAKES = {
     ),
     "null for a number": ("model.init_args.lr", None, ["model.lr: null", "float"]),
     "null for a word": ("loop.sampling", None, ["loop.sampling: null", "'uniform', 'bernoulli'"]),
+    "a word that YAML reads as false": (  # as of the classes no and yes
+        "trainer.name",
+        False,
+        ["trainer.name: False", "it must be str; YAML reads yes, no", "in quotes"],
+    ),
     "null within": (
         "data.init_args.protocol",
         {"class_path": "SplitOwn", "init_args": {"test": None}},

@@ -212,9 +212,10 @@ class StepBlock:
         """Returns [K, A, B]: 1 / count for real samples, 0 for padding; None without padding."""
         if self.weights is not None:
             return self.weights
-        if self.is_full:
+        width = self.picks.shape[2]
+        if (self.counts == width).all():
             return None
-        return _weights(self.sizes, self.picks.shape[2], self.dtype)
+        return _weights(self.sizes, width, self.dtype)
 
 
 def _weights(counts: Tensor, width: int, dtype: torch.dtype) -> Tensor:

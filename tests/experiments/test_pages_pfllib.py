@@ -60,6 +60,7 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     below = {run: pfllib.PRINTED[run] - pooled[run, "global"][30] for run in ("FedAvg", "FedProx")}
     assert "FedAvg {FedAvg:.2f} below. FedProx {FedProx:.2f} below. | yes |".format(**below) in page
     assert f"FedDBE {pfllib.PRINTED['FedDBE'] - last['FedDBE']:.2f} below." in page
+    assert f"FedAMP {pfllib.PRINTED['FedAMP'] - last['FedAMP']:.2f} below." in page
     assert f"| {last['FedPer'] - tuned:.2f} behind. | just not |" in page
     assert f"| {last['clients alone'] - last['FedPer']:.2f} points ahead. | no |" in page
     longer = own["clients alone, 100 rounds"]
@@ -73,6 +74,20 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     assert f"{text}, {best:.2f} % in the best round." in page
     personalized = pfllib.PRINTED.keys() - {"FedAvg", "FedProx", "FedGen"}
     assert max(pfllib.PRINTED[run] for run in personalized) < pfllib.PRINTED["FedAMP"] + 1
+
+
+def test_one_client_makes_the_round_of_the_others_a_bad_one(page):
+    rows = [row for row in published.rows(pfllib.DATA) if row["run"] == "FedAMP"]
+    one = [row for row in rows if row["client"] == "12"]
+    share = {int(row["round"]): 100 * int(row["right"]) / int(row["samples"]) for row in one}
+    assert f"has {share[21]:.1f} % in round 21, {share[24]:.1f} % in round 24" in page
+    assert f"{share[27]:.1f} % in round 27" in page
+    assert f"{int(one[0]['samples']) / 17_507:.3f}" == "0.122"  # an eighth
+    odd: dict[int, int] = {}
+    for row in rows:
+        if int(row["client"]) % 2:
+            odd[int(row["round"])] = odd.get(int(row["round"]), 0) + int(row["right"])
+    assert max(odd, key=lambda k: odd[k]) == 24
 
 
 def test_the_code_of_pfllib_learns_as_slowly(page, pooled):

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 from torch import nn
 
 from .classifier import Classifier, head_name, replace_layer, without_head
@@ -187,6 +186,8 @@ def _read(path: Path) -> dict[str, str]:
         if wrong:
             raise ValueError(f"Family.clients: {path}: {wrong[0]} must be a client and a network")
         return {client: network for client, network in rows}
+    import yaml  # networks without such a file need PyTorch and NumPy alone
+
     content = yaml.load(text, Loader=yaml.BaseLoader)  # names stay text, as 007
     if not isinstance(content, dict):
         raise ValueError(f"Family.clients: {path} must have a mapping from clients to networks")

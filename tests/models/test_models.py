@@ -1,6 +1,8 @@
 """Networks: parameter counts by hand, and equal results in all forms of execution."""
 
 import re
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -32,6 +34,7 @@ from models import (
     UNet,
 )
 from pfl.models.classifier import Classifier
+from tests.commands import ROOT
 
 # name -> (constructor, shape of a sample, number of classes)
 NETWORKS = {
@@ -423,3 +426,12 @@ def test_a_yaml_file_can_describe_every_public_class(name, arguments):
     expected = getattr(models, name)(**arguments)
     assert type(network) is type(expected)
     assert [p.shape for p in network.parameters()] == [p.shape for p in expected.parameters()]
+
+
+def test_networks_are_imported_with_pytorch_and_numpy_alone():
+    """As where an exported model is loaded, and in the environments of the benchmarks' peers."""
+    others = ("yaml", "lightning", "jsonargparse", "torchmetrics", "torchvision", "scipy")
+    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in others)
+    code = f"import sys; {hidden}; import pfl.models"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -18,10 +18,10 @@ def values_of(cells: Sequence[str]) -> np.ndarray:
     Cells such as NA among numbers or booleans are missing, also with spaces around them, as numbers
     may have: None in an array of objects.
     """
-    gaps = not MISSING.isdisjoint(map(str.strip, cells))
+    gaps = np.array([cell.strip() in MISSING for cell in cells], bool)
     known = cells
-    if gaps:
-        known = [cell for cell in cells if cell.strip() not in MISSING]
+    if gaps.any():
+        known = [cell for cell, is_gap in zip(cells, gaps, strict=True) if not is_gap]
     kinds: tuple[type, ...] = (int, float)
     if "_" in "".join(known):  # Python reads 1_0 as the number 10
         kinds = ()
@@ -36,10 +36,10 @@ def values_of(cells: Sequence[str]) -> np.ndarray:
         if not {cell.lower() for cell in known} <= {"true", "false"}:
             return np.array(cells, object)
         values = np.array([cell.lower() == "true" for cell in known])
-    if not gaps:
+    if not gaps.any():
         return values
     column = np.full(len(cells), None, object)
-    column[[cell.strip() not in MISSING for cell in cells]] = values
+    column[~gaps] = values
     return column
 
 

@@ -1,10 +1,7 @@
-"""Tables in CSV or Parquet files."""
+"""A data module of tables in CSV or Parquet files."""
 
 import copy
-import csv
-import io
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,16 +11,15 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, RowError, error_line, optional_module, require_value
+from ..errors import ConfigError, RowError, require_value
 from ..protocols.order import sortable
 from ..protocols.protocol import SplitOwn
 from ..ranges import Count, as_int
 from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
-from .cells import classes_of, identifiers_of, targets_of, values_of
+from .cells import classes_of, identifiers_of, targets_of
 from .encoding import (
-    Column,
     Inputs,
     check_numbers,
     codes_of,
@@ -35,27 +31,10 @@ from .encoding import (
     numbers_of,
     one_hot,
     side_by_side,
-    without_rows,
     zeros_read_away,
 )
+from .table_files import Table, joined_cells, located, read_table, rows_left
 from .windows import windows
-
-_UTF8 = "a CSV file must be saved as UTF-8"
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # of the rows that are left of a data frame
-
-
-class Table(dict[str, Column]):
-    """Columns by name.
-
-    Attributes:
-        rows: The number of each row in its file, from 1, after the names.
-        file: The name of the file if it is not the first one.
-    """
-
-    def __init__(self, columns: Mapping[str, Column], rows: np.ndarray, file: str = "") -> None:
-        super().__init__(columns)
-        self.rows = rows
-        self.file = file
 
 
 class TableDataModule(FederatedDataModule):
@@ -243,8 +222,8 @@ class TableDataModule(FederatedDataModule):
                 if name in self.partitioner.id_columns:
                     self._check_column(tables, "partition", name)
                     read = identifiers_of
-                columns[name] = _joined([table[name] for table in tables], read)
-        num_train = _rows_of(tables[0])
+                columns[name] = joined_cells([table[name] for table in tables], read)
+        num_train = len(tables[0].rows)
         sample_rows = np.concatenate([table.rows for table in tables])
         values = inputs.values
         if self.window is not None:
@@ -334,7 +313,7 @@ class TableDataModule(FederatedDataModule):
         require_value("TableDataModule.window", self.window, len(rows) > 0, expected)
         others = np.ones(len(values), bool)
         others[last] = False
-        kept = _without_rows(table, others)
+        kept = rows_left(table, others)
         return np.ascontiguousarray(values[rows].transpose(0, 2, 1)), kept, last
 
     def _paths(self) -> list[Path]:
@@ -362,7 +341,7 @@ class TableDataModule(FederatedDataModule):
         dropped = 0
         total = 0
         for table in tables:
-            gaps = np.zeros(_rows_of(table), bool)
+            gaps = np.zeros(len(table.rows), bool)
             for name in needed:
                 if name not in table:  # this is refused later
                     continue
@@ -375,7 +354,7 @@ class TableDataModule(FederatedDataModule):
             expected = "'refuse' or 'mean', as each row of a file lacks a value"
             require_value("TableDataModule.missing", self.missing, holds, expected)
             if gaps.any():
-                table = _without_rows(table, gaps)
+                table = rows_left(table, gaps)
             result.append(table)
         if dropped:
             where = ", ".join(f"{name!r} {count}" for name, count in counts.items() if count)
@@ -406,7 +385,7 @@ class TableDataModule(FederatedDataModule):
         found = []
         begin = 0
         for table in tables:
-            end = begin + _rows_of(table)
+            end = begin + len(table.rows)
             series = np.zeros(end - begin, np.int64)
             if ids is not None:
                 series = ids[begin:end]
@@ -554,9 +533,9 @@ class TableDataModule(FederatedDataModule):
         name: str,
         read: Callable[[Sequence[str]], np.ndarray] | None = None,
     ) -> np.ndarray:
-        """Returns a column of all tables, without missing values; see `_joined`."""
+        """Returns a column of all tables, without missing values; see `joined_cells`."""
         self._check_column(tables, key, name)
-        joined = _joined([table[name] for table in tables], read)
+        joined = joined_cells([table[name] for table in tables], read)
         if joined.dtype.kind == "O":
             return joined.astype(str)
         return joined
@@ -578,7 +557,7 @@ class TableDataModule(FederatedDataModule):
                     otherwise = ", or missing must be 'drop'"
                 text = (
                     f"TableDataModule.{key}: the column {name!r} has no value in {gaps} of "
-                    f"{_rows_of(table)} rows; it must have one in each row{otherwise}"
+                    f"{len(table.rows)} rows; it must have one in each row{otherwise}"
                 )
                 with self._naming([table]):
                     raise RowError(text, int(empty.argmax()) + 1)
@@ -592,7 +571,7 @@ class TableDataModule(FederatedDataModule):
         try:
             yield
         except RowError as error:
-            told = _in_file(error, tables)
+            told = located(error, tables)
             name = self.client_column
             if name is None or any(name not in table for table in tables):
                 raise told from None
@@ -601,149 +580,6 @@ class TableDataModule(FederatedDataModule):
             if gaps_of(clients)[error.row - 1]:
                 raise told from None
             raise told.of_client(client) from None
-
-
-def _in_file(error: RowError, tables: Sequence[Table]) -> RowError:
-    """Returns an error about a row of several tables with its number in its file."""
-    place = error.row - 1
-    for table in tables:
-        if place < len(table.rows):
-            return RowError(error.text, int(table.rows[place]), table.file)
-        place -= len(table.rows)
-    return error
-
-
-def _without_rows(table: Table, left_out: np.ndarray) -> Table:
-    columns = {name: without_rows(column, left_out) for name, column in table.items()}
-    return Table(columns, table.rows[~left_out], table.file)
-
-
-def _rows_of(table: Table) -> int:
-    return len(next(iter(table.values())).values)
-
-
-def _joined(
-    columns: Sequence[Column], read: Callable[[Sequence[str]], np.ndarray] | None
-) -> np.ndarray:
-    """Returns a column of all files; `read` makes values of the cells of CSV files.
-
-    The cells of all files are read together, so that a column is text if it is text in one file.
-    """
-    parts = [column.values for column in columns]
-    if read is not None:
-        cells = [cell for column in columns for cell in column.cells or ()]
-        if all(column.cells is not None for column in columns):
-            return read(cells)
-        for number, column in enumerate(columns):
-            if column.cells is not None:
-                parts[number] = read(column.cells)
-    return np.concatenate(parts)
-
-
-def read_table(path: Path, conversions: list[str]) -> Table:
-    """Reads a file, and says in `conversions` what was left out."""
-    if path.suffix == ".csv":
-        names, columns = _read_csv(path, conversions)
-    else:
-        names, columns = _read_parquet(path, conversions)
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        key = f"TableDataModule.file: {str(path)!r}"
-        raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
-    holds = len(columns) > 0 and len(columns[0].values) > 0
-    require_value("TableDataModule.file", str(path), holds, "a file with at least one row")
-    rows = np.arange(1, len(columns[0].values) + 1)
-    return Table(dict(zip(names, columns, strict=True)), rows)
-
-
-def _read_csv(path: Path, conversions: list[str]) -> tuple[list[str], list[Column]]:
-    key = f"TableDataModule.file: {str(path)!r}"
-    try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            text = file.read()
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = list(reader)
-        names, *rows = [row for row in lines if row] or [[]]
-    except (OSError, csv.Error) as error:
-        raise ConfigError(f"{key} cannot be read: {error}") from error
-    empty = len(lines) - len(rows) - 1
-    if empty > 0:
-        conversions.append(f"{path.name}: lines left out, as they are empty: {empty}")
-    if "\0" in text:
-        raise ConfigError(f"{key} holds the character NUL, as UTF-16 does; {_UTF8}")
-    if len(names) == 1 and (between := _other_separator(lines)):
-        raise ConfigError(f"{key} has {between} between its cells; they must be commas")
-    if "" in names:
-        raise ConfigError(
-            f"{key} has a column without a name, as an index of pandas; name it, or leave it out"
-        )
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise ConfigError(
-                f"{key} cannot be read: row {number} after the names has {len(row)} cells instead "
-                f"of {len(names)}"
-            )
-    cells = list(zip(*rows, strict=True))
-    for name, column in zip(names, cells, strict=False):
-        try:
-            name.encode(), "".join(column).encode()
-        except UnicodeEncodeError as error:
-            shown = name.encode(errors="replace").decode()
-            raise ConfigError(f"{key} has a column {shown!r} in another code; {_UTF8}") from error
-    return names, [Column(values_of(column), column) for column in cells]
-
-
-def _other_separator(lines: Sequence[Sequence[str]]) -> str:
-    """Returns what stands between the cells of a file without commas; "" if it has one column."""
-    rows = [row[0] for row in lines if row]
-    if ";" in rows[0]:  # as spreadsheets write it where numbers have commas
-        return "semicolons"
-    for between, name in (("\t", "tabs"), (" ", "spaces")):
-        sizes = {len(row.split(between)) for row in rows}
-        if len(sizes) == 1 and sizes != {1}:
-            return name
-    return ""
-
-
-def _read_parquet(path: Path, conversions: list[str]) -> tuple[list[str], list[Column]]:
-    key = f"TableDataModule.file: {str(path)!r}"
-    pyarrow = optional_module(key, "pyarrow")
-    from pyarrow import parquet
-
-    try:
-        table = parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{key} cannot be read: {error_line(error)}") from error
-    unnamed = [name for name in table.column_names if _PANDAS_INDEX.fullmatch(name)]
-    if unnamed:
-        table = table.drop_columns(unnamed)
-        conversions.append(f"{path.name}: the index of pandas is left out, as it has no name")
-    numbers = ("int", "uint", "halffloat", "float", "double")
-    columns = []
-    for column in table.columns:
-        if pyarrow.types.is_decimal(column.type):
-            column = _without_decimals(pyarrow, column)
-        kind = str(column.type)
-        if kind.startswith(numbers) and not column.null_count:
-            values = column.to_numpy()
-        elif kind == "bool" and not column.null_count:
-            values = np.array(column.to_pylist(), bool)
-        else:
-            values = np.fromiter(column.to_pylist(), object, len(column))  # may be lists
-        columns.append(Column(values, None))
-    return table.column_names, columns
-
-
-def _without_decimals(pyarrow: Any, column: Any) -> Any:
-    """Returns decimal numbers as floating ones, or as whole ones if their type has no fraction.
-
-    Whole numbers that do not fit into 64 bits stay decimal, as floating ones would merge ids.
-    """
-    if column.type.scale > 0:
-        return column.cast(pyarrow.float64())
-    try:
-        return column.cast(pyarrow.int64())
-    except pyarrow.ArrowInvalid:
-        return column
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

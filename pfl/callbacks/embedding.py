@@ -19,9 +19,10 @@ from pfl.datamodules.errors import require_value
 from pfl.datamodules.ranges import Checked, CountOrZero
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.exported import own_model
 from pfl.method.features import features
 from pfl.method.partly_personal import select_part
-from pfl.method.statistics import kind_evaluated, of_model
+from pfl.method.statistics import of_model
 from pfl.rounds.loop import FederatedLoop
 
 FEWEST = 5  # smallest number of samples worth drawing
@@ -125,14 +126,7 @@ def _models(algorithm: FederatedAlgorithm, one: Clients) -> dict[str, tuple[Tens
     """Returns the client's models [1, P] and their running statistics, by kind."""
     models: dict[str, tuple[Tensor, Tensor | None]] = {}
     if algorithm.has_personalized:
-        adapted = replace(one)  # `personalized` may replace running statistics
-        unseen = bool(np.isin(one.ids, algorithm.unseen_clients).all())
-        if unseen:
-            w = algorithm.newcomer(adapted)
-        else:
-            w = algorithm.personalized(adapted)
-        kind = kind_evaluated(algorithm, unseen=unseen)
-        models["personalized"] = w, of_model(kind, algorithm, adapted).buffers
+        models["personalized"] = own_model(algorithm, replace(one))  # it may replace statistics
     if algorithm.has_global:
         own = of_model("global", algorithm, one).buffers
         models["global"] = algorithm.global_model[None], own

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pfl import files
 from pfl.datamodules import FederatedDataModule, TableDataModule
-from pfl.datamodules.sources.table import Table
+from pfl.datamodules.sources.table_files import Table
 from pfl.errors import ConfigError
 from pfl.export.party import PartyRun
 from pfl.export.run import POOL, RestoredRun

@@ -63,16 +63,24 @@ def network_of(algorithm: FederatedAlgorithm, clients: Clients) -> nn.Module:
         algorithm: The client's method.
         clients: The client, with what it has received.
     """
-    unseen = int(clients.ids[0]) in algorithm.unseen_clients
     with torch.no_grad():
-        if unseen:
-            w = algorithm.newcomer(clients)
-        elif algorithm.has_personalized:
-            w = algorithm.personalized(clients)
-        else:
-            w = algorithm.global_model[None]
-    buffers = of_model(kind_evaluated(algorithm, unseen=unseen), algorithm, clients).buffers
+        w, buffers = own_model(algorithm, clients)
     return _network(algorithm, w[0], None if buffers is None else buffers[0])
+
+
+def own_model(algorithm: FederatedAlgorithm, clients: Clients) -> tuple[Tensor, Tensor | None]:
+    """Returns the model [1, P] of one client, which has its states, and its running statistics.
+
+    A client that never trains has a newcomer's first model.
+    """
+    unseen = int(clients.ids[0]) in algorithm.unseen_clients
+    if unseen:
+        w = algorithm.newcomer(clients)
+    elif algorithm.has_personalized:
+        w = algorithm.personalized(clients)
+    else:
+        w = algorithm.global_model[None]
+    return w, of_model(kind_evaluated(algorithm, unseen=unseen), algorithm, clients).buffers
 
 
 def has_own_models(algorithm: FederatedAlgorithm) -> bool:

@@ -190,11 +190,7 @@ class Evaluation:
         begin = algorithm.adaptation_start
         if kind == "unseen":
             begin = algorithm.newcomer
-        # These begin with the personalized models only where there is nothing else.
-        is_global = algorithm.has_global and (kind == "unseen" or not algorithm.has_personalized)
-        first = "personalized"
-        if is_global:
-            first = "global"
+        first = statistics.kind_evaluated(algorithm, unseen=kind == "unseen")
         rate = self.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
 
         def score(group: Clients) -> dict[str, list[Scores]]:

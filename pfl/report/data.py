@@ -12,7 +12,7 @@ from pfl.datamodules import FederatedDataModule, TensorSamples
 from pfl.datamodules.sources.cells import identifiers_of
 from pfl.datamodules.sources.encoding import Column as FileColumn
 from pfl.datamodules.sources.encoding import gaps_of
-from pfl.datamodules.sources.table import read_table
+from pfl.datamodules.sources.table_files import read_table
 from pfl.report.partition import partition_columns, partition_text
 from pfl.report.table import Cell, Column, Table, text
 

@@ -194,14 +194,20 @@ def test_onnx_graphs_give_the_networks_outputs(exported, tmp_path):
     assert "InferenceSession" in (tmp_path / "client3" / "README.md").read_text()
 
 
+def copied_run(run, folder):
+    """A copy of what an export reads of a run, but its summary."""
+    copied = folder / "run"
+    (copied / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "clients.csv", "checkpoints/last.ckpt"):
+        (copied / name).write_bytes((run / name).read_bytes())
+    return copied
+
+
 def test_scores_of_another_round_are_left_out(tmp_path, exported):
     """The run went on for a round, but the checkpoint is that of the round before."""
     run, _ = exported["head"]
     summary = json.loads((run / "summary.json").read_text())
-    copied = tmp_path / "run"
-    (copied / "checkpoints").mkdir(parents=True)
-    for name in ("config.yaml", "clients.csv", "checkpoints/last.ckpt"):
-        (copied / name).write_bytes((run / name).read_bytes())
+    copied = copied_run(run, tmp_path)
     (copied / "summary.json").write_text(json.dumps({**summary, "round": 3}))
     words = ["--ckpt_path", str(copied / "checkpoints/last.ckpt"), "--client", "0"]
     assert main(["export", *words, "--out", str(tmp_path)]) == 0
@@ -212,10 +218,7 @@ def test_scores_of_another_round_are_left_out(tmp_path, exported):
 def test_a_score_that_is_no_number_of_json_is_null(tmp_path, exported, words):
     """A loss can be infinite where the model is finite; readers of JSON know no Infinity."""
     run, _ = exported["both"]
-    copied = tmp_path / "run"
-    (copied / "checkpoints").mkdir(parents=True)
-    for name in ("config.yaml", "checkpoints/last.ckpt"):
-        (copied / name).write_bytes((run / name).read_bytes())
+    copied = copied_run(run, tmp_path)
     summary = json.loads((run / "summary.json").read_text())
     infinite = {**summary, "test/global/loss": math.inf}
     (copied / "summary.json").write_text(json.dumps(infinite))

@@ -150,10 +150,7 @@ def statistics_table(comparison: ComparedRuns) -> Table:
             rows.append([*row, *[None] * 6])
             continue
         row += [f"{result.difference:+.4f}", f"[{result.low:+.4f}, {result.high:+.4f}]"]
-        shown = None
-        if not np.isnan(p):
-            shown = f"{p:.2g}"
-        rows.append([*row, shown, result.wins, result.ties, result.losses])
+        rows.append([*row, f"{p:.2g}", result.wins, result.ties, result.losses])
     counts = [Column(head, ",.0f") for head in heads[3:]]
     caption = f"{comparison.title}. " * bool(comparison.title)
     caption += f"Each method against {comparison.baseline}, by pairs of clients."

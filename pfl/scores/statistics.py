@@ -21,8 +21,8 @@ class Paired:
         pairs: Number of pairs.
         difference: The mean of method - baseline.
         low, high: The 95% bootstrap confidence interval of `difference`.
-        p: The p-value of Wilcoxon's signed-rank test, two-sided, without correction. NaN if all
-            pairs are equal.
+        p: The p-value of Wilcoxon's signed-rank test, two-sided, without correction: 1 if all pairs
+            are equal, and NaN if there are none.
         wins, ties, losses: Numbers of pairs in which the method is better, equal, worse.
     """
 
@@ -68,7 +68,7 @@ def compare_pairs(
     if ranked.any():
         p = float(stats.wilcoxon(ranked).pvalue)
     else:
-        p = math.nan
+        p = 1.0
     low, high = mean_interval(difference)
     with np.errstate(invalid="ignore"):  # infinite ones of both signs have no mean
         mean = float(difference.mean())

@@ -160,10 +160,13 @@ def test_the_interval_of_two_pairs_is_between_both():
     assert mean_interval(np.array([3.0])) == (3.0, 3.0)
 
 
-def test_equal_scores_have_no_p_value():
+def test_equal_scores_have_the_p_value_1_and_are_a_comparison_of_holms():
+    """Without a difference the statistic is 0, and every other sample has one of at least 0. Beside
+    0.02 it is one of two comparisons: 2 * 0.02."""
     result = compare_pairs(np.ones(4), np.ones(4))
-    assert math.isnan(result.p) and result.ties == 4
+    assert (result.p, result.ties) == (1.0, 4)
     assert (result.low, result.high) == (0, 0)
+    assert holm([0.02, result.p]) == pytest.approx([0.04, 1.0])
 
 
 def test_the_interval_of_many_pairs_is_the_normal_one():

@@ -127,10 +127,11 @@ class BaselineCheckpoint:
         self.trainer = trainer
         self.clock = SavingClock(every_seconds=30.0)
         loop = algorithm.run.loop
-        self.settings = [
-            *(loop.datamodule.partition.hash, loop.describe(), repr(algorithm.local_schedule)),
-            *(algorithm.lr, algorithm.lr_decay, algorithm.weight_decay),
-        ]
+        self.settings = {
+            **RunRecorder.of(trainer).settings,
+            "partition": loop.datamodule.partition.hash,
+            "protocol": loop.describe(),
+        }
 
     @staticmethod
     def path(trainer: pl.Trainer) -> Path:
@@ -149,7 +150,7 @@ class BaselineCheckpoint:
             return 0, {}
         try:
             saved = trainer.strategy.checkpoint_io.load_checkpoint(path)
-            parts = {"settings": [], "rounds": 0, "clients": {}, "scores": {}}
+            parts = {"settings": {}, "rounds": 0, "clients": {}, "scores": {}}
             check_parts(saved, parts, "local.ckpt")
             rounds = saved["rounds"]
             scores = saved["scores"]

@@ -25,6 +25,7 @@ from models import MLP
 from pfl import FederatedLoop
 from pfl.algorithms import SCAFFOLD, FedAvg, FedPD, FedProx, FedSLR
 from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
+from pfl.callbacks.local_baseline import BaselineCheckpoint
 from pfl.callbacks.run_settings import changes, settings
 from pfl.cli import main
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
@@ -179,6 +180,36 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     changed = differing(everything(again), expected)
     assert {name for name in changed if not name.startswith("row ")} == set()  # no round, no row
     assert {name: (folder / name).read_bytes() for name in names} == before
+
+
+def test_a_baseline_of_other_settings_starts_anew(tmp_path, monkeypatch):
+    """The run ends in the first of two rounds of the baseline and goes on with clipped gradients:
+    the baseline is that of a run which has clipped them from its beginning."""
+    save = BaselineCheckpoint.save
+
+    def save_and_end(self, store, rounds, scores):
+        save(self, store, rounds, scores)
+        raise RuntimeError("ended")
+
+    def method(clip):
+        return FedAvg(MLP(64, [4]), lr=0.1, local_epochs=1, clip=clip)
+
+    expected = LocalBaseline()
+    fit(tmp_path / "straight", lambda: method(0.01), 2, expected)
+    unclipped = LocalBaseline()
+    fit(tmp_path / "other", lambda: method(None), 2, unclipped)
+    assert differing(unclipped.scores, expected.scores) >= {"loss"}
+    with monkeypatch.context() as patch:
+        patch.setattr(BaselineCheckpoint, "save", save_and_end)
+        with pytest.raises(RuntimeError, match="ended"):
+            fit(tmp_path / "parts", lambda: method(None), 2, LocalBaseline())
+    checkpoints = tmp_path / "parts" / "run" / "checkpoints"
+    assert (checkpoints / "local.ckpt").is_file()
+    resumed = LocalBaseline()
+    with pytest.warns(UserWarning, match="model.clip was None and is 0.01"):
+        last = checkpoints / "last.ckpt"
+        fit(tmp_path / "parts", lambda: method(0.01), 2, resumed, start=1, ckpt_path=last)
+    assert_equal(resumed.scores, expected.scores)
 
 
 class Resume(pl.Callback):

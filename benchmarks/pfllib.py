@@ -114,7 +114,10 @@ def table() -> Table:
     """Returns the page's table: what PFLlib prints, and three numbers of ours."""
     heads = ["", "PFLlib prints", "largest", "difference", "last round", "chosen by other clients"]
     rows = []
-    for (run, kind), right in right_by_round().items():
+    found = right_by_round()
+    for (run, kind), right in found.items():
+        if kind == "global" and (run, "personalized") in found:
+            continue  # PFLlib prints the personalized models
         pooled = right.sum(1)
         name = run
         if kind.startswith("finetuned"):

@@ -6,8 +6,11 @@ Gaussian noise of standard deviation z C. What that reveals depends on how the c
 * Bernoulli sampling: a Poisson-sampled Gaussian, for the addition or removal of one client.
 * A fixed number of clients without replacement: cohorts of equal size differ by the replacement of
   one client, which changes the sum by at most 2 C; the noise counts as z / 2.
-* All clients, weighted sampling and traces: no amplification by sampling; the Gaussian counts once
-  for every round in which a client takes part, at most.
+* A fixed number of clients, those with more samples more often: no amplification by sampling, since
+  the draws depend on the samples. Cohorts with and without a client differ by the replacement of
+  one client here, too; the noise counts as z / 2.
+* All clients and traces: no amplification by sampling; the Gaussian counts once for every round in
+  which a client takes part, at most.
 
 Drop-outs change none of it, since a client that fails adds nothing.
 """
@@ -34,8 +37,9 @@ class Accountant:
     Args:
         noise_multiplier: z, the noise's standard deviation over C.
         delta: δ.
-        sampling: How cohorts are drawn: "bernoulli", "uniform" (without replacement) or "all",
-            which is without amplification.
+        sampling: How cohorts are drawn: "bernoulli", "uniform" (without replacement), "weighted"
+            (without replacement, by numbers of samples) or "all"; the last two are without
+            amplification.
         cohort: The number of clients in a round, expected for "bernoulli".
         population: M, the number of clients that train.
         uses: For "all": in how many of the rounds 1, ..., R a client takes part at most, int64 [R];
@@ -100,6 +104,8 @@ class Accountant:
             sizes = self.population, self.cohort
             event = library.SampledWithoutReplacementDpEvent(*sizes, gaussian(z / 2))
             kind = relation.REPLACE_ONE
+        elif self.sampling == "weighted":
+            event = gaussian(z / 2)
         accountant = rdp.RdpAccountant(neighboring_relation=kind)
         log = logging.getLogger("absl")
         before = log.disabled
@@ -114,6 +120,11 @@ class Accountant:
             return "one client more or less, with Bernoulli sampling"
         if self.sampling == "uniform":
             return "one client replaced by another, with samples of fixed size"
+        if self.sampling == "weighted":
+            return (
+                "one client more or less, or replaced by another, with samples of fixed size, "
+                "without amplification by sampling"
+            )
         return "one client more or less, without amplification by sampling"
 
     def calibrate(self, epsilon: float, rounds: int) -> Accountant:

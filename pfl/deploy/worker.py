@@ -447,7 +447,9 @@ class Worker:
             values = torch.cat([loss for loss, _ in logged]).cpu().numpy()
             counts = [count for _, counts in logged for count in counts]
             if counts and not self.sizes:  # steps and their samples tell the number of samples
-                values, counts = np.average(values, weights=counts, keepdims=True), [1]
+                seen = sum(counts)  # 0: all Poisson samples of the round are empty
+                values = np.array([np.dot(values, counts) / max(seen, 1)])
+                counts = [min(seen, 1)]
             losses[name] = [values, counts]
         taken = len(losses)
         if self.sizes:

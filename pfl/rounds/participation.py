@@ -28,7 +28,7 @@ from pfl.rounds.arrivals import Arrivals, Timetable
 from pfl.rounds.clock import Clock
 
 Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
-SAMPLED = ("uniform", "bernoulli")  # these draws do not depend on the clients' data
+DRAWN = ("uniform", "bernoulli", "weighted")  # anew in each round, by `loop.sampling`
 BY_CLIENT = ("work", "rate")
 Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
@@ -424,8 +424,7 @@ class Participation:
         accountant = Accountant(
             noise_multiplier=privacy.noise_multiplier or 0.0,
             delta=privacy.delta or total**-1.1,
-            # Which clients weighted sampling draws depends on their sizes: no amplification.
-            sampling=self.sampling if self.sampling in SAMPLED and not everyone else "all",
+            sampling=self.sampling if self.sampling in DRAWN and not everyone else "all",
             cohort=self.cohort_size,
             population=total,
             uses=None if self.trace is None else most_uses(self.trace),

@@ -481,6 +481,16 @@ def test_a_fixed_number_of_clients_counts_the_replacement_of_one():
     assert drawn == pytest.approx(Accountant(2.0, 1e-5, "all", 40, 40).epsilon(10), rel=1e-9)
 
 
+def test_weighted_sampling_counts_whom_a_client_displaces():
+    """A client with nearly all samples is drawn in place of another: the sum has C for -C.
+
+    Ten rounds with noise z are one Gaussian with sensitivity 2 sqrt(10) / z, without amplification.
+    """
+    epsilon = Accountant(4.0, 1e-5, "weighted", 1, 3).epsilon(10)
+    assert gaussian_delta(epsilon, 2 * math.sqrt(10) / 4.0) < 1e-5
+    assert gaussian_delta(0.85 * epsilon, 2 * math.sqrt(10) / 4.0) > 1e-5
+
+
 def test_a_trace_counts_the_client_that_takes_part_most_often():
     trace = [[0, 1], [1, 2], [3], [1]]
     assert most_uses(trace).tolist() == [1, 2, 2, 3]

@@ -28,14 +28,14 @@ NOISE = dict(clip=0.5, noise_multiplier=1.0)
 W = 0.6 * np.random.default_rng(6).normal(size=26)
 
 
-def worker(folder, reproducible=False, **noise):
+def worker(folder, reproducible=False, steps=BATCHES, **noise):
     """The worker of client 0, as a process that starts with this folder has it."""
 
     def build(classes):
         data = OwnSamples(small_world(), CLIENT, len(SIZES), seed=0)
         privacy = SamplePrivacy(**NOISE | noise, reproducible=reproducible)
         loop = FederatedLoop(data, seed=3, sample_privacy=privacy)
-        method = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+        method = FedAvg(small_network(), loss=HalfSquaredError(), **steps)
         return Party(method, loop, CLIENT, 4, torch.float64)
 
     return Worker(CLIENT, {}, {}, build, folder)
@@ -155,3 +155,21 @@ def test_a_server_that_is_not_told_gradients_does_not_know_epsilon():
     known = privacy.epsilons(np.array(SIZES)[[0, 1, 3]], np.array([24.0, 8.0, 8.0]), 2)
     np.testing.assert_array_equal(found, [*known[:2], np.nan, known[2]])
     assert np.isnan(privacy.epsilons(np.array([1]), np.array([np.nan]), 2)).all()
+
+
+def test_a_round_whose_mini_batches_are_all_empty_is_answered(tmp_path):
+    """Each of five samples is in the one mini-batch of a round with probability 1/5.
+
+    It is empty with probability (4/5)^5, a third. The message is then noise alone, and the loss, of
+    which a party that tells no sizes gives the mean, counts for nothing.
+    """
+    party = worker(tmp_path, steps={"lr": 0.1, "batch_size": 1, "local_steps": 1})
+    party.sizes = False
+    counted = set()
+    for index in range(40):
+        answer = unpack(party.answer(request(round_index=index)))
+        assert "refused" not in answer, answer
+        (values, counts) = answer["losses"]["train"]
+        assert np.isfinite(values).all() and len(values) == 1
+        counted.update(counts)
+    assert counted == {0, 1}

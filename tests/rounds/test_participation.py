@@ -317,7 +317,8 @@ def test_processes_share_clients_by_what_they_will_do(stragglers, expected):
         ({"clients_per_round": 4, "sampling": "bernoulli"}, ("bernoulli", 4, 10, 1)),
         ({"clients_per_round": 4, "sampling": "bernoulli", "unseen": [3]}, ("bernoulli", 4, 9, 1)),
         # Which clients these draw depends on their sizes, or on nothing: no amplification.
-        ({"clients_per_round": 4, "sampling": "weighted"}, ("all", 4, 10, 1)),
+        ({"clients_per_round": 4, "sampling": "weighted"}, ("weighted", 4, 10, 1)),
+        ({"clients_per_round": 10, "sampling": "weighted"}, ("all", 10, 10, 1)),
         ({"clients_per_round": 3, "sampling": "cyclic"}, ("all", 3, 10, 4)),
         ({"sampling": "bernoulli"}, ("all", 10, 10, 1)),
         ({"trace": [[0, 1], [2]], "sampling": "bernoulli"}, ("all", 2, 10, 1)),

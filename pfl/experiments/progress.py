@@ -119,6 +119,10 @@ class Watch:
             row = latest_numbers(run.folder / "metrics.csv")
             rounds += min(row.get("round", 0.0), run.rounds)
             latest = max(latest, (changed, self._words(run, row)))
+        if not latest[0] and ended > len(self.before):
+            latest = (0.0, "no round of the others has ended")
+        if ended == len(self.runs):
+            latest = (0.0, "all have ended")
         count = f"[{ended:{len(str(len(self.runs)))}}/{len(self.runs)}]"
         if self._bar is not None:
             self._bar.set_description_str(count, refresh=False)
@@ -127,7 +131,9 @@ class Watch:
             self._bar.refresh()
             return
         total = sum(run.rounds for run in self.runs)
-        left = time_left(self._begun, rounds - self._known, total - self._known)
+        left = ""
+        if ended < len(self.runs):
+            left = time_left(self._begun, rounds - self._known, total - self._known)
         print(f"{count} {latest[1]}{left}", file=sys.stderr, flush=True)
 
     def write_page(self, ended: bool = False) -> None:

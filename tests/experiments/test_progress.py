@@ -76,6 +76,21 @@ def test_before_the_first_round_nothing_is_known(runs, monkeypatch):
     assert line == "[1/4] no round has ended\n"
 
 
+@pytest.mark.parametrize(
+    ("ended", "line"),
+    [("B", "[2/4] no round of the others has ended, about 20 min left\n"),  # ten of 30 in ten
+     ("BCD", "[4/4] all have ended\n")],
+)  # fmt: skip
+def test_runs_that_have_ended_are_not_without_rounds(ended, line, runs, monkeypatch):
+    def change():
+        for run in runs:
+            if run.label in ended:
+                write(run.folder, 10)
+                (run.folder / "outcome.json").write_text("{}")
+
+    assert watched(runs, io.StringIO(), monkeypatch, change) == line
+
+
 def test_a_terminal_has_a_bar(runs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     shown = watched(runs, Terminal(), monkeypatch, lambda: write(runs[1].folder, 5))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from datamodules import (
@@ -259,3 +260,20 @@ def test_a_clients_model_has_its_own_statistics_and_the_levels(tmp_path):
         assert content["columns"] == ["c", "x"]
         assert content["levels"] == {"c": ["r", "s"]}
         assert content["conversions"] == ["'c': the levels are numbers, r = 0, s = 1"]
+
+
+def test_the_levels_of_folders_are_no_levels_of_a_column(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        file = Path("images", "ab"[number % 2], "uv"[number // 6], f"{number}.png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(file)
+    words = "--model LocalTrain --model.network SmallCNN --model.network.num_classes 2"
+    words += " --model.network.in_channels 3 --trainer.name a --trainer.max_epochs 1"
+    words += " --data ImageFolderDataModule --data.folder images --data.levels client/class"
+    words += " --data.partition Natural"
+    status, _, error = call("fit", *words.split())
+    assert status == 0, error
+    export("--client", "b", "--out", "out")
+    assert "levels" not in json.loads(Path("out/client1/card.json").read_text("utf-8"))["input"]
+    assert "Levels" not in Path("out/client1/README.md").read_text("utf-8")

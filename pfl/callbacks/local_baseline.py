@@ -21,6 +21,7 @@ from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
 from pfl.method import checkpoint, set_up
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.exact_mean import MovedWeights
 from pfl.method.family import clients_by_member, read_rows, widest, write_rows
 from pfl.method.hooks import Method
 from pfl.method.messenger import Joined
@@ -42,8 +43,8 @@ class LocalBaseline(Callback):
 
     Initial model, rounds, cohorts, local steps and learning rates are as in the run, but every
     client continues from its own last model: the result is that of `LocalTrain` with the same loop.
-    Clients with networks of their own train these, and no layers that the method adds to them (a
-    messenger, FedCP's policy, GPFL's valve).
+    Clients with networks of their own train these, and nothing that the method adds to them (a
+    messenger, FedCP's policy, GPFL's valve, the dense updates of FLoRA and FedExLoRA).
     It is scored after the best round of the run by validation and after the last one, so that a
     client's gain compares models of the same round. The baseline takes about as long as the local
     training of the run itself; with a checkpoint of its own, `checkpoints/local.ckpt`, a resumed
@@ -204,7 +205,7 @@ def train_local_baseline(
     Returns:
         By round the test scores of every client, as `ClientScores.compute` returns them.
     """
-    methods = list(algorithm.members) or [algorithm]
+    methods: list[Method] = list(algorithm.members) or [algorithm]
     kinds = np.zeros(loop.num_clients, np.int64)
     if algorithm.members:
         kinds = algorithm.kinds
@@ -270,7 +271,10 @@ def train_local_baseline(
                 for method, own in clients_by_member(methods, kinds, part):
 
                     def train(group: Clients, method: Method = method) -> Tensor:
-                        return method.local_sgd(group, load_state(group))
+                        part = None
+                        if isinstance(method, MovedWeights):
+                            part = ~method.residual  # the server alone moves it
+                        return method.local_sgd(group, load_state(group), part=part)
 
                     for clients, w in method.groups.run(own, train):
                         write_rows(store, "w", clients.ids, w)

@@ -8,8 +8,18 @@ import torch
 from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
-from models import MLP, HalfSquaredError, SmallCNN
-from pfl.algorithms import FML, GPFL, FedAvg, FedCP, FedKD, FedMRL, LocalTrain
+from models import MLP, HalfSquaredError, LoRA, SmallCNN
+from pfl.algorithms import (
+    FML,
+    GPFL,
+    FedAvg,
+    FedCP,
+    FedExLoRA,
+    FedKD,
+    FedMRL,
+    FLoRA,
+    LocalTrain,
+)
 from pfl.callbacks import LocalBaseline
 from pfl.clients.rates import WarmUp
 from tests.problems import least_squares, matrix_problem
@@ -99,5 +109,23 @@ def test_layers_that_a_method_adds_are_no_part_of_the_baseline(fit, kind, own, m
     alone = LocalBaseline()
     fit(kind(network(), **own, **PLAIN, **more), digits, 3, callbacks=[alone], evaluate=(), **loop)
     trained = fit(LocalTrain(network(), **PLAIN, **more), digits, 3, **loop)
+    for name, values in trained.evaluation.scores["test", "personalized"].items():
+        np.testing.assert_allclose(alone.scores[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [FLoRA, FedExLoRA])
+def test_dense_updates_of_the_server_stay_0_in_the_baseline(fit, kind):
+    """The factors and the head are trained, clipped by their own norm, as LocalTrain does."""
+    digits = DigitsDataModule(num_clients=6, partition=Dirichlet(0.5))
+    loop = dict(clients_per_round=3, precision="32-true")
+    settings = dict(trainable=LoRA(rank=2), clip=0.5, **PLAIN)
+
+    def network():
+        torch.manual_seed(0)
+        return MLP(64, (8,))
+
+    alone = LocalBaseline()
+    fit(kind(network(), **settings), digits, 3, callbacks=[alone], evaluate=(), **loop)
+    trained = fit(LocalTrain(network(), **settings), digits, 3, **loop)
     for name, values in trained.evaluation.scores["test", "personalized"].items():
         np.testing.assert_allclose(alone.scores[name], values, rtol=1e-5, err_msg=name)

@@ -21,7 +21,6 @@ from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
 from pfl.method import checkpoint, set_up
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.exact_mean import MovedWeights
 from pfl.method.family import clients_by_member, read_rows, widest, write_rows
 from pfl.method.hooks import Method
 from pfl.method.messenger import Joined
@@ -271,10 +270,7 @@ def train_local_baseline(
                 for method, own in clients_by_member(methods, kinds, part):
 
                     def train(group: Clients, method: Method = method) -> Tensor:
-                        part = None
-                        if isinstance(method, MovedWeights):
-                            part = ~method.residual  # the server alone moves it
-                        return method.local_sgd(group, load_state(group), part=part)
+                        return method.local_sgd(group, load_state(group))
 
                     for clients, w in method.groups.run(own, train):
                         write_rows(store, "w", clients.ids, w)

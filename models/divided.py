@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, relu
 
-from .classifier import without_head
+from .classifier import Classifier, without_head
 
 
 def _vectors(features: Tensor) -> Tensor:
@@ -82,6 +82,11 @@ class WithValve(nn.Module):
         scores: Tensor = self.head(torch.cat([personal, common, cosines], 1))
         return scores
 
+    @property
+    def given(self) -> nn.Module:
+        """The network that was given: the body and the head alone."""
+        return Classifier(self.body, self.head.own)
+
 
 # ---- FedCP ---------------------------------------------------------------------------------------
 
@@ -128,3 +133,8 @@ class WithPolicy(nn.Module):
         shares = self.policy(z * self.context).unflatten(1, (2, -1)).softmax(1)
         scores: Tensor = self.head((z[:, None] * shares).flatten(1))
         return scores
+
+    @property
+    def given(self) -> nn.Module:
+        """The network that was given: the body and one head, as both are in the beginning."""
+        return Classifier(self.body, self.head.own)

@@ -19,11 +19,14 @@ from pfl.callbacks.round_checkpoint import SavingClock
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
-from pfl.method import checkpoint
+from pfl.method import checkpoint, set_up
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.family import clients_by_member, read_rows, widest, write_rows
 from pfl.method.hooks import Method
+from pfl.method.messenger import Joined
 from pfl.method.scoring import clients_in_group
+from pfl.models.divided import WithPolicy, WithValve
+from pfl.parameters import private_copy
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.evaluation import ClientScores, Scores, row_scores, scores_by_name
@@ -31,6 +34,7 @@ from pfl.scores.names import ScoreName
 from pfl.scores.runs import best_round
 
 NumbersOf = dict[str, np.ndarray]
+WITH_LAYERS = (Joined, WithPolicy, WithValve)  # networks to which a method has added some
 
 
 class LocalBaseline(Callback):
@@ -38,7 +42,8 @@ class LocalBaseline(Callback):
 
     Initial model, rounds, cohorts, local steps and learning rates are as in the run, but every
     client continues from its own last model: the result is that of `LocalTrain` with the same loop.
-    Clients with networks of their own train these.
+    Clients with networks of their own train these, and nothing that the method adds to them (a
+    messenger, FedCP's policy, GPFL's valve, the dense updates of FLoRA and FedExLoRA).
     It is scored after the best round of the run by validation and after the last one, so that a
     client's gain compares models of the same round. The baseline takes about as long as the local
     training of the run itself; with a checkpoint of its own, `checkpoints/local.ckpt`, a resumed
@@ -72,9 +77,9 @@ class LocalBaseline(Callback):
             models: list[Tensor] = []
             buffers: list[Tensor] = []
             for method in pl_module.members or [pl_module]:
-                w = method.global_model.clone()
-                models.append(w)
-                buffers.append(method.oracle.buffers.read(method.network, w))
+                own = states_of(method)
+                models.append(own["w"])
+                buffers.append(own["buffers"])
             self._initial = {"w": torch.cat(models), "buffers": torch.cat(buffers)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,17 +205,22 @@ def train_local_baseline(
     Returns:
         By round the test scores of every client, as `ClientScores.compute` returns them.
     """
-    methods = list(algorithm.members) or [algorithm]
+    methods: list[Method] = list(algorithm.members) or [algorithm]
     kinds = np.zeros(loop.num_clients, np.int64)
     if algorithm.members:
         kinds = algorithm.kinds
     first = first_states(methods, initial)
+    data = loop.client_data(algorithm.device)
+    shown = data.samples
+    for place, method in enumerate(methods):
+        if isinstance(method.network, WITH_LAYERS):
+            methods[place] = of_given_network(algorithm, method, first[place])
+            first[place] = states_of(methods[place])
     store = loop.client_store(algorithm.device)
     for name in initial:
         rows = [own[name] for own in first]
         if max(map(len, rows)):
             store.declare(name, widest(rows))
-    data = loop.client_data(algorithm.device)
 
     def chunks(ids: np.ndarray, round_index: int, split: str) -> list[Clients]:
         count = max(1, -(-len(ids) // loop.chunk_size))
@@ -271,7 +281,56 @@ def train_local_baseline(
             scores[round_index + 1] = evaluate(round_index + 1)
         if saved is not None:
             saved.save(store, round_index + 1, scores)
+    data.show(shown)
     return scores
+
+
+def states_of(method: Method) -> dict[str, Tensor]:
+    """Returns the global model of a method and its running statistics."""
+    w = method.global_model.clone()
+    return {"w": w, "buffers": method.oracle.buffers.read(method.network, w)}
+
+
+def of_given_network(
+    server: FederatedAlgorithm, method: Method, first: Mapping[str, Tensor]
+) -> FederatedAlgorithm:
+    """Returns a method that trains the network to which another one has added layers.
+
+    Args:
+        server: The method of the run.
+        method: The method with these layers, or that of one of the networks in the run.
+        first: Its initial model "w" [P] and the "buffers" of this.
+    """
+    network: Any = private_copy(method.network)
+    for name, values in method.space.split(first["w"]).items():
+        network.get_parameter(name).data = values.clone()
+    method.oracle.buffers.write(network, first["buffers"])
+    made = FederatedAlgorithm(
+        network.given,
+        lr=method.lr,
+        lr_decay=method.lr_decay,
+        schedule=method.schedules,
+        clip=method.clip,
+        accumulate=method.accumulate,
+        class_weights=method.class_weights,
+        weight_decay=method.weight_decay,
+        local_epochs=method.local_epochs,
+        local_patience=method.local_patience,
+        local_steps=method.local_steps,
+        batch_size=method.batch_size,
+        optimizer=method.optimizer_factory,
+        loss=method.oracle.runner.loss,
+        engine=method.oracle.requested,
+    )
+    made.weighted_classes = server.weighted_classes
+    made.to(server.device)
+    made.enter(server.run)
+    loop = server.run.loop
+    precision = server.trainer.precision_plugin.forward_context
+    set_up.inspect_network(made, loop, server.device, precision, store=False)
+    set_up.make_private(made, loop)
+    set_up.allocate_member(made, server.groups.threads)
+    return made
 
 
 def first_states(

@@ -419,6 +419,7 @@ class LocalTraining(Remade, MovableModule):
                 stopping.after_step(number, v, offset)
                 if not stopping.moving.any():
                     break
+                stopping.hold(v)
         if stopping is not None:
             stopping.finish(v)
         return v

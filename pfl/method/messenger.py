@@ -80,6 +80,11 @@ class Joined(nn.Module):
         """What a client predicts with."""
         return self.own
 
+    @property
+    def given(self) -> nn.Module:
+        """The client's network alone, without what the method adds to it."""
+        return self.own
+
     def side_by_side(self, scores: Tensor, others: Tensor) -> Tensor:
         """Returns the scores of the own network, and shows an objective those of both."""
         outputs: Tensor = self.head(self._both(scores, others))

@@ -70,6 +70,16 @@ class EarlyStopping:
             self._buffers[improved] = buffers[improved]
         self.moving[rows] = self._waited[rows] < self._patience
 
+    def hold(self, v: Tensor) -> None:
+        """Keeps the models v [C, P] of clients that have stopped where they were best.
+
+        The steps of the others move them, too, and might take them to values that are not finite.
+        """
+        if self._best is None or self.moving.all():
+            return
+        still = torch.from_numpy(~self.moving).to(v.device)
+        v[still] = self._best[still]
+
     def finish(self, v: Tensor) -> None:
         """Puts the clients' best models, and their running statistics, in place."""
         if self._best is None:

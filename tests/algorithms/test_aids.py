@@ -279,6 +279,30 @@ def test_a_client_stops_after_its_best_epoch(fit, tmp_path, engine, patience, ep
     assert method.progress.samples == epochs + 5 + 5
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_that_has_stopped_does_not_diverge_meanwhile(fit, tmp_path, engine):
+    """The first client's samples have the curvature 55 and the optimum 3: at the rate 0.2 its
+    distance to it is multiplied by -10, from 0 to 33 to -297, and would pass the largest number
+    after 155 epochs. It stops after two. The second one, with the optimum 1 and no validation
+    sample, takes all 200."""
+    x = torch.tensor([55**0.5, 1.0, 1.0], dtype=torch.float64)[:, None]
+    y = torch.tensor([3 * 55**0.5, 1.0, 1.0], dtype=torch.float64)[:, None]
+    owners = np.array([0, 1, 0])
+    whole = SplitOwn(test=0.0, validation=0.0)
+    own = TensorDataModule(x, y, client_ids=owners, partition=Natural(), protocol=whole)
+    train = Ragged.from_sizes(np.array([0, 1]), np.array([1, 1]))
+    val = Ragged.from_sizes(np.array([2]), np.array([1, 0]))
+    replace(own.partition, train=train, val=val).save(tmp_path / "p.npz")
+    data = TensorDataModule(x, y, partition=Given(tmp_path / "p.npz"), num_clients=None)
+    network = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(network.weight)
+    settings = dict(lr=0.2, local_epochs=200, local_patience=1, engine=engine)
+    method = fit(FedAvg(network, **settings, **FULL), data, 1, evaluate=())
+    assert float(method.global_model) == pytest.approx((33 + 1 - 0.8**200) / 2, rel=1e-12)
+    losses = [55 * 3**2 / 2, 55 * 30**2 / 2, *(0.64**t / 2 for t in range(200))]
+    assert method.row["train/loss"] == pytest.approx(np.mean(losses), rel=1e-12)
+
+
 def test_running_statistics_are_those_of_the_best_epoch(fit, tmp_path):
     """Momentum 0.5 of BatchNorm: after t steps of one mini-batch with the mean 1 and no variance
     the running mean is 1 - 0.5^t; only a client that keeps its first epoch has 0.5."""

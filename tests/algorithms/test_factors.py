@@ -173,6 +173,23 @@ def test_what_lies_beyond_a_rank_stays_zero(fit, optimizer):
         assert not model["map.lora_B"][:, 1].any()
 
 
+@pytest.mark.parametrize("kind", [FLoRA, FedExLoRA])
+def test_fine_tuning_trains_the_factors_and_not_the_dense_update(fit, kind):
+    """Three steps of each client from the model after a round, in NumPy: D stays the server's."""
+    method = kind(Linear(), trainable=LoRA(2, 2 * SCALE), **SETTINGS)
+    fit(method, world()[2], 1, evaluate=("train",), finetune=[3])
+    layer = method.network.map
+    w, a, b = first(layer)
+    weight = w + layer.residual.detach().numpy()
+    losses = []
+    for i in range(3):
+        x, y = (part.split(SIZES)[i].numpy() for part in world()[:2])
+        own_a, own_b = local_steps(i, weight, a, b)
+        misses = x @ (weight + SCALE * own_b @ own_a).T - y
+        losses.append((misses**2).sum() / 2 / len(x))
+    assert method.row["train/finetuned/3/loss"] == pytest.approx(np.mean(losses), rel=1e-10)
+
+
 def test_rolora_trains_one_factor_in_turn(fit):
     """Against NumPy: B with A as it was, then A with the new B; one factor of each is sent."""
     w, a, b = first(trained(fit, RoLoRA, 0)[1])

@@ -1,12 +1,27 @@
 """LocalTrain against each client's own optimum, and against the LocalBaseline callback."""
 
+from functools import partial
+
 import numpy as np
+import pytest
 import torch
+from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
-from models import HalfSquaredError, SmallCNN
-from pfl.algorithms import FedAvg, LocalTrain
+from models import MLP, HalfSquaredError, LoRA, SmallCNN
+from pfl.algorithms import (
+    FML,
+    GPFL,
+    FedAvg,
+    FedCP,
+    FedExLoRA,
+    FedKD,
+    FedMRL,
+    FLoRA,
+    LocalTrain,
+)
 from pfl.callbacks import LocalBaseline
+from pfl.clients.rates import WarmUp
 from tests.problems import least_squares, matrix_problem
 
 
@@ -66,3 +81,51 @@ def test_it_equals_the_train_alone_callback(fit):
     # There is no global model to score, and training did something.
     assert ("test", "global") not in algorithm.evaluation.scores
     assert scores["accuracy"].mean() > 0.3
+
+
+PLAIN = dict(lr=0.2, lr_decay=0.9, weight_decay=1e-3, local_epochs=2, batch_size=16)
+AIDED = dict(clip=0.5, local_patience=1, schedule=WarmUp(steps=3), accumulate=2)
+MOMENTUM = dict(optimizer=partial(torch.optim.SGD, momentum=0.5))
+ADDED = {
+    "FedCP": (FedCP, {}, MOMENTUM),
+    "GPFL": (GPFL, {}, MOMENTUM),
+    "FML": (FML, {"messenger": MLP(64, (3,))}, AIDED),
+    "FedKD": (FedKD, {"messenger": MLP(64, (3,))}, AIDED),
+    "FedMRL": (FedMRL, {"messenger": MLP(64, (3,))}, AIDED | MOMENTUM),
+}
+
+
+@pytest.mark.parametrize(("kind", "own", "more"), ADDED.values(), ids=ADDED)
+def test_layers_that_a_method_adds_are_no_part_of_the_baseline(fit, kind, own, more):
+    """Each client trains the network that was given, alone, as LocalTrain does; BatchNorm too."""
+    digits = DigitsDataModule(num_clients=6, partition=Dirichlet(0.5))
+    loop = dict(clients_per_round=3, stragglers=0.3, precision="32-true")
+
+    def network():
+        torch.manual_seed(0)
+        middle = (nn.Unflatten(1, (4, 2)), nn.BatchNorm1d(4), nn.Flatten(), nn.ReLU())
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *middle, nn.Linear(8, 10))
+
+    alone = LocalBaseline()
+    fit(kind(network(), **own, **PLAIN, **more), digits, 3, callbacks=[alone], evaluate=(), **loop)
+    trained = fit(LocalTrain(network(), **PLAIN, **more), digits, 3, **loop)
+    for name, values in trained.evaluation.scores["test", "personalized"].items():
+        np.testing.assert_allclose(alone.scores[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [FLoRA, FedExLoRA])
+def test_dense_updates_of_the_server_stay_0_in_the_baseline(fit, kind):
+    """The factors and the head are trained, clipped by their own norm, as LocalTrain does."""
+    digits = DigitsDataModule(num_clients=6, partition=Dirichlet(0.5))
+    loop = dict(clients_per_round=3, precision="32-true")
+    settings = dict(trainable=LoRA(rank=2), clip=0.5, **PLAIN)
+
+    def network():
+        torch.manual_seed(0)
+        return MLP(64, (8,))
+
+    alone = LocalBaseline()
+    fit(kind(network(), **settings), digits, 3, callbacks=[alone], evaluate=(), **loop)
+    trained = fit(LocalTrain(network(), **settings), digits, 3, **loop)
+    for name, values in trained.evaluation.scores["test", "personalized"].items():
+        np.testing.assert_allclose(alone.scores[name], values, rtol=1e-5, err_msg=name)

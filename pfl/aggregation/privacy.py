@@ -12,6 +12,7 @@ C. Whatever the server makes of the mean is free.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -215,6 +216,10 @@ class PrivateMean:
         accountant: The ε of the run by rounds.
         clip: C of the next round.
         cohort: The expected number of clients in a round, by which sums are divided.
+        salts: Digests of the sums of rounds, by round, on which their noise depends as well; None:
+            on nothing but key and round. A server of real parties that goes on from a checkpoint
+            repeats rounds, in which others may answer: with the same noise the difference of the
+            two means would be a party's message without noise.
 
     Raises:
         ConfigError: The noise for `epsilon` cannot be found.
@@ -237,6 +242,7 @@ class PrivateMean:
             self.accountant = accountant.calibrate(privacy.epsilon, rounds)
         self.clip = privacy.clip
         self.coefficients = band(privacy.bands)
+        self.salts: dict[int, int] | None = None
         self._noise: list[np.ndarray] = []  # the noise of the last rounds and of the next one
         self._next = 0
         self.count_noise = self._count_noise()
@@ -279,15 +285,17 @@ class PrivateMean:
     ) -> dict[str, Tensor]:
         """Returns the means by name: sums with noise over the expected cohort, plus references.
 
-        The noise is a function of (key, round), the same on every process. With `adaptive` the
-        clip of the next round is set.
+        The noise is a function of (key, round), the same on every process; with `salts` of the sums
+        as well. With `adaptive` the clip of the next round is set.
 
         Args:
             sums: The sums over all clients of the round, in the same order in every process.
             references: As in `clipped_sums`.
             round_index: The round, from 0.
         """
-        rng = self.draws.generator("privacy", round_index)
+        if self.salts is not None:
+            self.salts[round_index] = _digest(sums)
+        rng = self._generator(round_index)
         deviation = self.message_noise * self.clip
         below = sums.pop(BELOW, None)
         means = {}
@@ -302,6 +310,13 @@ class PrivateMean:
             self.clip *= math.exp(-adaptive.rate * (share - adaptive.quantile))
         return means
 
+    def _generator(self, round_index: int) -> np.random.Generator:
+        """Returns the generator of the noise of a round."""
+        keys = [round_index]
+        if self.salts is not None and round_index in self.salts:
+            keys.append(self.salts[round_index])
+        return self.draws.generator("privacy", *keys)
+
     def noise(self, round_index: int, width: int, rng: np.random.Generator) -> np.ndarray:
         """Returns the noise of a round over its deviation, float64 [width].
 
@@ -315,7 +330,7 @@ class PrivateMean:
             self._noise = []
             self._next = 0
         for index in range(self._next, round_index + 1):
-            own = rng if index == round_index else self.draws.generator("privacy", index)
+            own = rng if index == round_index else self._generator(index)
             row = own.standard_normal(width)
             for c, before in zip(self.coefficients[1:], reversed(self._noise), strict=False):
                 row -= c * before
@@ -352,3 +367,11 @@ class PrivateMean:
             f"see the global model, not against the server; scores, losses and tables are not "
             f"private"
         )
+
+
+def _digest(sums: Values) -> int:
+    """Returns a number of 64 bits that differs where the sums differ."""
+    found = hashlib.blake2b(digest_size=8)
+    for total in sums.values():
+        found.update(total.cpu().numpy().tobytes())
+    return int.from_bytes(found.digest(), "little")

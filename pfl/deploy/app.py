@@ -25,6 +25,7 @@ from pfl import files
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import callbacks_of, read
 from pfl.configuration.messages import quiet
+from pfl.datamodules import Normalize
 from pfl.datamodules.errors import check_keys, check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
 from pfl.deploy.channel import Channel
@@ -143,11 +144,13 @@ def write_app(words: list[str], out: Path) -> int:
     data.setup()
     for place in lacking:
         found = data.transforms.transforms[place]
-        std = [value or 1.0 for value in found.std]  # a constant channel is divided by 1
+        such = ""
+        if isinstance(found, Normalize):  # else the numbers differ by client
+            std = [value or 1.0 for value in found.std or ()]  # a constant channel is divided by 1
+            such = f", such as those of this data set: mean: {found.mean}, std: {std}"
         raise ConfigError(
-            f"data.transforms: {type(found).__name__} has no numbers, and each party would take "
-            f"those of its own samples; give them in the run's file, such as those of this data "
-            f"set: mean: {found.mean}, std: {std}"
+            f"data.transforms: Normalize has no numbers, and each party would take those of its "
+            f"own samples; give mean and std in the run's file{such}"
         )
     parties = data.num_clients
     arguments = {"num_clients": parties, "seed": loop.seed, **told_names(data)}

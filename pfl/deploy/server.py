@@ -383,6 +383,7 @@ class Server(pl.Callback):
     def __init__(self, parties: Parties) -> None:
         self.parties = parties
         self.remote = Remote(parties)
+        self._salts: dict[int, int] = {}  # as of `PrivateMean`
 
     def join(self, trainer: pl.Trainer, method: FederatedAlgorithm, loop: FederatedLoop) -> None:
         """Hands a method and its loop the transport to the parties, before the run begins.
@@ -402,9 +403,12 @@ class Server(pl.Callback):
         trainer.callbacks.append(self)  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tells the parties the number of classes from now on."""
+        """Tells the parties the number of classes from now on, and has noise follow the sums."""
         assert isinstance(self.loop.datamodule, RemoteData)
         self.parties.classes = self.loop.datamodule.num_classes
+        private = self.method.run.private
+        if private is not None and not private.privacy.reproducible:
+            private.salts = self._salts
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -429,9 +433,10 @@ class Server(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         cohorts = {index: ids.tolist() for index, ids in self.remote.cohorts.items()}
-        return {"parties": self.parties.state_dict(), "cohorts": cohorts}
+        return {"parties": self.parties.state_dict(), "cohorts": cohorts, "salts": self._salts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.parties.load_state_dict(state_dict["parties"])
+        self._salts.update(state_dict.get("salts", {}))
         cohorts = state_dict["cohorts"].items()
         self.remote.cohorts = {index: np.array(ids, np.int64) for index, ids in cohorts}

@@ -155,6 +155,16 @@ def test_a_run_without_the_numbers_is_not_deployed(app):
     assert not Path("other").exists()
 
 
+def test_a_run_with_numbers_of_each_client_is_not_deployed(app):
+    """Clients of a simulation may have numbers of their own, which are none for all parties."""
+    words = ["--config", "run.yaml", "--data.transforms"]
+    words.append("[{class_path: Normalize, init_args: {mean: null, std: null, of: client}}]")
+    status, _, error = call("deploy", *words, "--out", "other")
+    assert status == 2 and error.count("\n") == 1
+    assert MISSING in error and error.endswith("give mean and std in the run's file\n")
+    assert not Path("other").exists()
+
+
 def test_hello_tells_names_and_no_counts(app):
     worker, _ = read_node(party(app, 2))
     told = unpack(worker.answer(pack({"do": "hello", "agreed": worker.agreed})))

@@ -279,6 +279,10 @@ class _Layers(Trainable):
         who = type(self).__name__
         all_layers = list(self._candidates(network, head))
         known = sorted({name.rpartition(".")[2] for name, _ in all_layers})
+        there = f"which end in {', '.join(known)}"
+        if not known:
+            kinds = " or ".join(kind.__name__ for kind in self.kinds)
+            there = f"which has no {kinds} besides its head"
         chosen: dict[str, nn.Module] = {}
         for pattern in self.layers:
             hits = {
@@ -289,7 +293,7 @@ class _Layers(Trainable):
             if not hits:
                 raise ValueError(
                     f"{who}.layers: {pattern!r} matches none of the layers of "
-                    f"{type(network).__name__}, which end in {', '.join(known) or 'nothing'}"
+                    f"{type(network).__name__}, {there}"
                 )
             chosen |= hits
         for name, layer in chosen.items():

@@ -249,6 +249,13 @@ def test_mistakes_have_one_line(what, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_network_without_layers_for_adapters_is_named_with_the_kind_that_it_lacks():
+    """All numbers of a recurrent layer stand in itself, and the head is the one linear layer."""
+    network = nn.Sequential(nn.LSTM(4, 3), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"Sequential, which has no Linear besides its head$"):
+        train_only(network, Bottleneck())
+
+
 def test_a_network_with_adapters_is_refused():
     network = layers()
     train_only(network, LoRA(rank=1))

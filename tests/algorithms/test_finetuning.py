@@ -10,10 +10,21 @@ from torch import nn
 from datamodules import Partitioner, SharedTest, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl import FederatedLoop
-from pfl.algorithms import FedACS, FedAMP, FedAvg, FedPer, FedRep, HeurFedAMP, LocalTrain
+from pfl.algorithms import (
+    GPFL,
+    FedACS,
+    FedAMP,
+    FedAvg,
+    FedCP,
+    FedPer,
+    FedRep,
+    HeurFedAMP,
+    LocalTrain,
+)
 from pfl.algorithms.papers.fedacs import attention, cosine
 from pfl.cli import main
 from pfl.clients import Clients
+from tests.algorithms import class_world
 from tests.algorithms.methods import (
     BATCHES,
     EVERY_METHOD,
@@ -308,3 +319,34 @@ def test_one_line_of_the_command_line(tmp_path, capsys):
     for words in ("finetuned/0", "finetuned/5", "unseen/0", "unseen/5"):
         assert f"\n  {words}" in output
     assert (tmp_path / "quickstart" / "report.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "still"),
+    [(FedCP, ("context", "head.common.")), (GPFL, ("conditions.",))],
+    ids=["FedCP", "GPFL"],
+)
+def test_what_no_client_trains_stays_in_fine_tuning(tmp_path, kind, still):
+    """Two full steps with PyTorch from each client's model, as training moves it: not FedCP's
+    received head and vector of the head's weights, and not GPFL's conditions."""
+    torch.manual_seed(2)
+    method = kind(class_world.network(), batch_size=None, **class_world.LOCAL)
+    begin(tmp_path, method, 1, class_world.world(), finetune=[2], evaluate=("train",))
+    lr = class_world.LOCAL["lr"] * class_world.LOCAL["lr_decay"]  # of the coming round
+    decay = class_world.LOCAL["weight_decay"]
+    losses = np.zeros(4)
+    for clients in method.iter_clients("train"):
+        models = method.personalized(clients)
+        for client, model in zip(clients.ids.tolist(), models, strict=True):
+            x, y = class_world.samples()[client]
+            values = {name: v.clone() for name, v in method.space.split(model).items()}
+            moving = {n: v.requires_grad_() for n, v in values.items() if not n.startswith(still)}
+            assert len(moving) < len(values)
+            for step in range(3):
+                outputs = torch.func.functional_call(method.network, values, (x,))
+                loss = nn.functional.cross_entropy(outputs, y)
+                losses[client] = loss.item()
+                slopes = torch.autograd.grad(loss, [*moving.values()], materialize_grads=True)
+                for v, g in zip(moving.values(), slopes, strict=True):
+                    v.data -= lr * (g + decay * v.data) * (step < 2)
+    assert method.row["train/finetuned/2/loss"] == pytest.approx(losses.mean(), rel=1e-9)

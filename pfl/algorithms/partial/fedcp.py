@@ -102,6 +102,12 @@ class FedCP(PartlyPersonal):
         replace_values_in(self.common_part, v, (own + common) / 2)
         return self.keep_and_send(clients, v)
 
+    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
+        """Leaves h and v_i as they are where no part is named, as in fine-tuning."""
+        if kwargs.get("part") is None:
+            kwargs["part"] = self.moving
+        return super().local_sgd(clients, start, **kwargs)
+
     def personalized(self, clients: Clients) -> Tensor:
         v = super().personalized(clients)
         weights = v[:, self.weight_span].unflatten(1, (-1, self.width))

@@ -100,6 +100,12 @@ class GPFL(PartlyPersonal):
             self.log_loss("train", loss, batch.counts)
         return self.keep_and_send(clients, v)
 
+    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
+        """Leaves g and p_i as they are where no part is named, as in fine-tuning."""
+        if kwargs.get("part") is None:
+            kwargs["part"] = self.moving
+        return super().local_sgd(clients, start, **kwargs)
+
     def personalized(self, clients: Clients) -> Tensor:
         v = super().personalized(clients)
         vectors = self._vectors(clients.received["w"])

@@ -40,7 +40,7 @@ class FedExLoRA(MovedWeights):
     """
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        return masked(self.local_sgd(clients, w, part=~self.residual), ~self.residual)
+        return masked(self.local_sgd(clients, w), ~self.residual)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         new = torch.where(self.residual, self.global_model, mean["w"])

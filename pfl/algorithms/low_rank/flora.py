@@ -66,7 +66,7 @@ class FLoRA(MovedWeights):
                 drawn = torch.from_numpy(rng.uniform(-bound, bound, pair.a.size))
                 start[row, pair.a.span] = drawn.to(w)
         self.client_ranks.truncate(start, clients.ids)
-        sent = masked(self.local_sgd(clients, start, part=~self.residual), ~self.residual)
+        sent = masked(self.local_sgd(clients, start), ~self.residual)
         size = sent.nbytes - self.known_values * w.element_size()
         factors = self.client_ranks.sizes(clients.ids) * w.element_size()
         return replace(sent, nbytes=size + factors)

@@ -68,7 +68,7 @@ class MovedWeights(FactorMethod):
         self.add_server_state("residual_rank", torch.tensor(0))
 
     def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
-        """Trains all but D where no part is named: in training, fine-tuning and a local baseline."""
+        """Trains all but D where no part is named: in training, fine-tuning, a local baseline."""
         if kwargs.get("part") is None:
             kwargs["part"] = ~self.residual
         return super().local_sgd(clients, start, **kwargs)

@@ -62,12 +62,17 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     below = {run: pfllib.PRINTED[run] - pooled[run, "global"][30] for run in ("FedAvg", "FedProx")}
     assert "FedAvg {FedAvg:.2f} below. FedProx {FedProx:.2f} below. | yes |".format(**below) in page
     assert f"FedDBE {pfllib.PRINTED['FedDBE'] - last['FedDBE']:.2f} below." in page
-    for run in ("FedAMP", "FedBABU", "FedProto"):
+    for run in ("FedAMP", "FedBABU", "FedDistill", "FedProto"):
         assert f"{run} {pfllib.PRINTED[run] - last[run]:.2f} below" in page
-    ahead = last["FedProto"] - last["clients alone"]
-    printed = pfllib.PRINTED["FedProto"] - pfllib.PRINTED["FedAMP"]
-    assert f"is {ahead:.2f} points ahead of clients alone" in page
-    assert f"is {printed:.2f} points ahead of FedAMP there" in page
+    here = {run: score - last["clients alone"] for run, score in last.items()}
+    there = {run: score - pfllib.PRINTED["FedAMP"] for run, score in pfllib.PRINTED.items()}
+    text = "{FedProto:.2f} points ahead of clients alone, and FedDistill {FedDistill:.2f};"
+    assert text.format(**here) in page
+    text = "they are {FedProto:.2f} and {FedDistill:.2f} points ahead of FedAMP,"
+    assert text.format(**there) in page
+    behind = -here["FedBABU"]
+    text = f"{behind:.2f} points behind clients alone here, and {there['FedBABU']:.2f} points ahead"
+    assert text in page
     assert f"| {last['FedPer'] - tuned:.2f} behind. | just not |" in page
     assert f"| {last['clients alone'] - last['FedPer']:.2f} points ahead. | no |" in page
     longer = own["clients alone, 100 rounds"]

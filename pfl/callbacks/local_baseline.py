@@ -281,7 +281,7 @@ def train_local_baseline(
             scores[round_index + 1] = evaluate(round_index + 1)
         if saved is not None:
             saved.save(store, round_index + 1, scores)
-    data.show(shown)
+    data.show(shown)  # a network without the method's layers was tried on the whole samples
     return scores
 
 

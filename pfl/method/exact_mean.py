@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.clients import Clients
 from pfl.communication import Message, low_rank_size
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.local_training import Network
@@ -65,13 +64,8 @@ class MovedWeights(FactorMethod):
         trainable = with_residual(trainable)
         super().__init__(network, trainable=trainable, server_optimizer=None, **kwargs)
         self.add_constant("residual", factor_mask(self.space, "residual"))
+        self.trained_part = ~self.residual
         self.add_server_state("residual_rank", torch.tensor(0))
-
-    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
-        """Trains all but D where no part is named: in training, fine-tuning, a local baseline."""
-        if kwargs.get("part") is None:
-            kwargs["part"] = ~self.residual
-        return super().local_sgd(clients, start, **kwargs)
 
     def download(self) -> Message:
         """Returns the model, with D as two factors where that is shorter."""

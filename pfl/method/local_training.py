@@ -121,12 +121,15 @@ class LocalTraining(Remade, MovableModule):
         space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
         oracle: Gives losses and gradients of many clients' models.
         factors: The layers with two factors of LoRA that are trained.
+        trained_part: Which of the P values the clients train, bool [P], as a method sets it in its
+            constructor where these are not all; None: all. It is no part of a checkpoint.
         progress: What the run has done so far.
     """
 
     argument_group = "model"
     wrapper: ClassVar[type[nn.Module] | None] = None
     """The class of network that the method trains, made of the given one; None: that one itself."""
+    trained_part: Tensor | None
 
     def __init__(
         self,
@@ -205,6 +208,7 @@ class LocalTraining(Remade, MovableModule):
             rate = probe.param_groups[0].get("lr", lr)
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
+        self.register_buffer("trained_part", None, persistent=False)
         self.progress = Progress()
 
     @contextmanager
@@ -352,6 +356,7 @@ class LocalTraining(Remade, MovableModule):
             steps: A number of local steps that replaces all three.
             lr: A learning rate that replaces the round's.
             part: The parameters that move, bool [P] (`space.mask`); the others keep their bits.
+                None: `trained_part`.
             mask: A factor of 0 or 1 on every value after each step, [C, P].
             objective: A loss that replaces the method's in f_i, and may see features, tensors of
                 the clients and older models; see `Objective`.
@@ -363,6 +368,8 @@ class LocalTraining(Remade, MovableModule):
         v = start.expand(len(clients), self.space.size).clone()
         lr = self.learning_rate(clients.round) if lr is None else lr
         lr *= clients.rate
+        if part is None:
+            part = self.trained_part
         if self.class_weights is not None:
             objective = self._with_class_weights(clients, objective)
         by_step = [one for one in self.schedules if one.by_step]

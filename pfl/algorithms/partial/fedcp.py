@@ -80,6 +80,7 @@ class FedCP(PartlyPersonal):
         self.add_constant("own_part", self.space.mask(["head.own.*"]))
         self.add_constant("common_part", self.space.mask(["head.common.*"]))
         self.add_constant("moving", ~self.space.mask(["head.common.*", "context"]))
+        self.trained_part = self.moving
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         start = self.personalized(clients)
@@ -101,12 +102,6 @@ class FedCP(PartlyPersonal):
         common = values_in(self.common_part, v)
         replace_values_in(self.common_part, v, (own + common) / 2)
         return self.keep_and_send(clients, v)
-
-    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
-        """Leaves h and v_i as they are where no part is named, as in fine-tuning."""
-        if kwargs.get("part") is None:
-            kwargs["part"] = self.moving
-        return super().local_sgd(clients, start, **kwargs)
 
     def personalized(self, clients: Clients) -> Tensor:
         v = super().personalized(clients)

@@ -84,6 +84,7 @@ class GPFL(PartlyPersonal):
         self.classes, self.width = self.network.vectors.shape
         self.add_constant("shared", self.space.mask(["valve.*", "vectors"]))
         self.add_constant("moving", ~self.space.mask(["conditions.*"]))
+        self.trained_part = self.moving
 
     def check_setup(self) -> None:
         require_classes(self)
@@ -99,12 +100,6 @@ class GPFL(PartlyPersonal):
             optimizer.step(g + decay * v, batch.clients)
             self.log_loss("train", loss, batch.counts)
         return self.keep_and_send(clients, v)
-
-    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
-        """Leaves g and p_i as they are where no part is named, as in fine-tuning."""
-        if kwargs.get("part") is None:
-            kwargs["part"] = self.moving
-        return super().local_sgd(clients, start, **kwargs)
 
     def personalized(self, clients: Clients) -> Tensor:
         v = super().personalized(clients)

@@ -305,23 +305,7 @@ def of_given_network(
     for name, values in method.space.split(first["w"]).items():
         network.get_parameter(name).data = values.clone()
     method.oracle.buffers.write(network, first["buffers"])
-    made = FederatedAlgorithm(
-        network.given,
-        lr=method.lr,
-        lr_decay=method.lr_decay,
-        schedule=method.schedules,
-        clip=method.clip,
-        accumulate=method.accumulate,
-        class_weights=method.class_weights,
-        weight_decay=method.weight_decay,
-        local_epochs=method.local_epochs,
-        local_patience=method.local_patience,
-        local_steps=method.local_steps,
-        batch_size=method.batch_size,
-        optimizer=method.optimizer_factory,
-        loss=method.oracle.runner.loss,
-        engine=method.oracle.requested,
-    )
+    made = FederatedAlgorithm(network.given, **method.local_settings)
     made.weighted_classes = server.weighted_classes
     made.to(server.device)
     made.enter(server.run)

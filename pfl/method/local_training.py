@@ -64,6 +64,9 @@ def train_part(network: nn.Module, trainable: Trainable | str | None) -> None:
         raise ConfigError(f"model.trainable: {error}") from error
 
 
+OF_THE_NETWORK = {"network", "weights", "trainable", "buffers"}  # a made network has these already
+
+
 class Remade(Checked):
     """An object that can be made once more, with another network.
 
@@ -247,6 +250,13 @@ class LocalTraining(Remade, MovableModule):
                 for name, p in frozen_parameters(module.network).items():
                     own[prefix + name] = p.detach()
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
+
+    @property
+    def local_settings(self) -> dict[str, Any]:
+        """What was given of the arguments of this class, by name, without those of the network."""
+        known = inspect.signature(LocalTraining.__init__).parameters.keys()
+        _, kwargs = self.__dict__["_made_of"]
+        return {n: v for n, v in kwargs.items() if n in known - OF_THE_NETWORK}
 
     @property
     def local_schedule(self) -> LocalSchedule:

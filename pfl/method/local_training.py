@@ -35,6 +35,7 @@ from pfl.engines.parts import gradient_in_parts
 from pfl.errors import ConfigError
 from pfl.method.groups import ClientGroups
 from pfl.method.labels import label_counts
+from pfl.method.local_terms import LocalTerms
 from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
 from pfl.method.stopping import EarlyStopping
@@ -43,7 +44,6 @@ from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
 from pfl.models.family import Family
 from pfl.parameters import ParameterSpace, checksum, frozen_parameters
-from pfl.proximal import soft_threshold
 from pfl.stages.factors import trained_factors
 
 Network: TypeAlias = Classifier | Family | nn.Module
@@ -376,70 +376,85 @@ class LocalTraining(Remade, MovableModule):
             v after the local steps, [C, P]. Clients without samples keep their start.
         """
         v = start.expand(len(clients), self.space.size).clone()
-        lr = self.learning_rate(clients.round) if lr is None else lr
+        if lr is None:
+            lr = self.learning_rate(clients.round)
         lr *= clients.rate
         if part is None:
             part = self.trained_part
+        if offset is not None:
+            offset = offset.expand_as(v)
         if self.class_weights is not None:
             objective = self._with_class_weights(clients, objective)
-        by_step = [one for one in self.schedules if one.by_step]
         schedule = replace(self.local_schedule, purpose=name)
+        stopping = None
         if epochs is not None or steps is not None:
             schedule = replace(schedule, epochs=epochs or 1, steps=steps)
-        offset = None if offset is None else offset.expand_as(v)
+        elif self.local_patience is not None:
+            stopping = EarlyStopping(self.oracle, clients, schedule, self.local_patience)
         if not isinstance(prox_center, Tensor) and prox_center:
             prox_center = torch.full_like(v, prox_center)
-        drift = prox_weight * prox_center if prox_weight else 0.0
-        drift = drift if linear is None else drift - linear
-        optimizer = None
-        if self.optimizer_factory is not None:
-            optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
-        known = step_of(optimizer, v, lr, self.weight_decay + prox_weight, drift)
-        stopping = None
-        if self.local_patience is not None and epochs is None and steps is None:
-            stopping = EarlyStopping(self.oracle, clients, schedule, self.local_patience)
-        aided = self.clip is not None or bool(by_step) or self.accumulate > 1 or bool(stopping)
-        if prox is None and known is not None and not aided:
-            step = known._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
-            self.run_local_steps(clients, v, step, schedule, name, objective)
-            return v
-        own = self.local_optimizer(v, lr, part)
+        drift: Tensor | float = 0.0
+        if prox_weight:
+            drift = prox_weight * prox_center
+        if linear is not None:
+            drift = drift - linear
+        aided = self.clip is not None or self.accumulate > 1 or stopping is not None
+        if prox is None and not aided and not any(one.by_step for one in self.schedules):
+            optimizer = None
+            if self.optimizer_factory is not None:
+                optimizer = self.optimizer_factory([nn.Parameter(torch.zeros(1, 1))])
+            step = step_of(optimizer, v, lr, self.weight_decay + prox_weight, drift)
+            if step is not None:
+                step = step._replace(offset=offset, threshold=lr * l1, part=part, mask=mask)
+                self.run_local_steps(clients, v, step, schedule, name, objective)
+                return v
+        terms = LocalTerms(offset, prox_weight, drift, l1, prox, part, mask)
+        self._take_aided_steps(clients, v, lr, terms, schedule, name, objective, stopping)
+        return v
+
+    def _take_aided_steps(
+        self,
+        clients: Clients,
+        v: Tensor,
+        lr: float,
+        terms: LocalTerms,
+        schedule: LocalSchedule,
+        name: str,
+        objective: Objective | ObjectiveLoss | None,
+        stopping: EarlyStopping | None,
+    ) -> None:
+        """Takes local steps of v [C, P] in place that no line of `Step` describes.
+
+        Their gradients are clipped or accumulated, their rate differs by step, some clients stop
+        early, the optimizer is not one of those that `step_of` knows, or a function follows.
+        """
+        by_step = [one for one in self.schedules if one.by_step]
+        optimizer = self.local_optimizer(v, lr, terms.part)
         rate = lr
         for number, batch in enumerate(clients.batches(schedule)):
-            at = v if offset is None else v + offset
             counts = batch.counts
             if stopping is not None:
                 counts = (np.array(counts) * stopping.moving[: batch.clients]).tolist()
+            at = terms.point(v)
             if self.accumulate > 1:
                 loss, g = self._gradient_in_parts(at, batch, clients.buffers, objective, counts)
             else:
                 loss, g = self.oracle.gradient(at, batch, clients.buffers, objective, counts)
             if self.clip is not None:
-                g = clipped(g, self.clip, part)
+                g = clipped(g, self.clip, terms.part)
             if by_step:
                 rate = step_rate(lr, by_step, number)
-                own.set_rate(rate)
-            if prox_weight or linear is not None:
-                g = g + prox_weight * v - drift
-            own.step(g, batch.clients)
-            rows = moved = v[: batch.clients]
-            if l1 > 0:
-                moved = soft_threshold(moved, rate * l1)
-            moved = prox(moved, rate) if prox else moved
-            if moved is not rows:
-                rows.copy_(moved if part is None else torch.where(part, moved, rows))
-            if mask is not None:
-                masked = rows * mask[: batch.clients]
-                rows.copy_(masked if part is None else torch.where(part, masked, rows))
+                optimizer.set_rate(rate)
+            optimizer.step(terms.direction(g, v), batch.clients)
+            terms.after_step(v[: batch.clients], rate)
             self.log_loss(name, loss, counts)
             if stopping is not None:
-                stopping.after_step(number, v, offset)
+                stopping.after_step(number, v, terms.offset)
                 if not stopping.moving.any():
                     break
                 stopping.hold(v)
         if stopping is not None:
             stopping.finish(v)
-        return v
 
     def _gradient_in_parts(
         self,

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -174,52 +174,15 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         loaded = self.load()
         name = type(self).__name__
         check_loaded(name, loaded, self.feature_names)
-        samples = loaded.train
         num_train = len(loaded.train)
-        if loaded.test is not None and len(loaded.test):
-            samples = concatenate(loaded.train, loaded.test)
-        holds = len(samples) > num_train or not self.protocol.needs_official_test
-        expected = "SplitOwn, as the data set has no official test set"
-        require_value(f"{name}.protocol", self.protocol, holds, expected)
+        samples = self._all_samples(loaded)
         self._samples = samples
-        # The rule assigns the first samples, as many as both the protocol and the rule allow.
-        targets = host_targets(samples)
-        labels = None
-        if targets.dtype.kind == "i" and targets.ndim == 1:
-            labels = targets
-        columns = rule_columns(loaded)
-        rule = self.partitioner.bound(columns, num_train, len(samples))
-        pool = num_train
-        if self.protocol.assigns_official_test:
-            pool = len(samples)
-        self._pool = pool
-        if rule.reach is not None:
-            pool = min(pool, rule.reach)
-            rule = rule.restricted(slice(pool))
-        if self._num_clients is None:
-            self._num_clients = rule.count()
-        assert self._num_clients is not None
         if loaded.class_names is not None:
             self._class_names = list(loaded.class_names)
-        owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
-        self._client_names = names = rule.client_names(owned)
-        fits = isinstance(names, list) and len({*names}) == self._num_clients
-        if names is not None and not fits:
-            given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
-            raise ConfigError(f"{name}.client_names: {given}")
-        whole = Pool(labels, num_train, len(samples), columns)
-        rng = generator(self.seed, "protocol")
-        try:
-            partition = self.protocol.split(owned, whole, rng)
-        except RowError as error:
-            told = self.in_file(error)
-            client = owner_of(loaded, error.row - 1)
-            if client is None:
-                raise told from None
-            raise told.of_client(client) from None
-        if not partition.train.sizes.any():
-            rule_text = f"{self.partitioner!r} and {self.protocol!r}"
-            raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
+        targets = host_targets(samples)
+        columns = rule_columns(loaded)
+        owned = self._assign(targets, num_train, columns)
+        partition = self._split(owned, targets, loaded, columns)
         if isinstance(self.protocol, SplitOwn) and self.protocol.order is not None:
             self._times = order_of(self.protocol.order, columns, num_train)
         self._missing = loaded.missing
@@ -232,19 +195,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if self.scale_targets == "client":
             self._scale_by_client(samples, partition)
         elif self.scale_targets:
-            expected = (
-                "false, unless the streamed samples have targets: DatasetSamples(data, targets)"
-            )
-            known = samples.targets is not None
-            require_value(f"{name}.scale_targets", self.scale_targets, known, expected)
-            trained = np.unique(partition.train.flat)
-            self.target_scale = TargetScale.of(torch.from_numpy(targets[trained]))
-            self.conversions.append(self.target_scale.describe())
+            self._scale_by_all(samples, targets, partition)
         if isinstance(self.protocol, OfficialSplit):
             _warn_of_newcomers(name, partition)
-        self._transforms = self._transforms.bound(
-            train, self._num_clients, samples, partition.train
-        )
+        self._transforms = self._transforms.bound(train, self.num_clients, samples, partition.train)
         about = partition.about
         if not about:  # what is partitioned and how, for `Partition.save`
             about = {
@@ -258,6 +212,67 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             if self._client_names is not None:
                 about["client_names"] = self._client_names
         self._partition = replace(partition, targets=targets, about=about)
+
+    def _all_samples(self, loaded: Loaded) -> Samples:
+        """Returns the training samples, followed by the official test samples."""
+        samples = loaded.train
+        if loaded.test is not None and len(loaded.test):
+            samples = concatenate(loaded.train, loaded.test)
+        holds = len(samples) > len(loaded.train) or not self.protocol.needs_official_test
+        expected = "SplitOwn, as the data set has no official test set"
+        require_value(f"{type(self).__name__}.protocol", self.protocol, holds, expected)
+        return samples
+
+    def _assign(
+        self, targets: np.ndarray, num_train: int, columns: Mapping[str, np.ndarray]
+    ) -> IndexArrays:
+        """Returns the samples of each client by the rule, and keeps the clients' names and number.
+
+        The rule assigns the first samples, as many as both the protocol and the rule allow.
+        """
+        rule = self.partitioner.bound(columns, num_train, len(targets))
+        pool = num_train
+        if self.protocol.assigns_official_test:
+            pool = len(targets)
+        self._pool = pool
+        if rule.reach is not None:
+            pool = min(pool, rule.reach)
+            rule = rule.restricted(slice(pool))
+        if self._num_clients is None:
+            self._num_clients = rule.count()
+        assert self._num_clients is not None
+        owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
+        self._client_names = names = rule.client_names(owned)
+        fits = isinstance(names, list) and len({*names}) == self._num_clients
+        if names is not None and not fits:
+            given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
+            raise ConfigError(f"{type(self).__name__}.client_names: {given}")
+        return owned
+
+    def _split(
+        self,
+        owned: IndexArrays,
+        targets: np.ndarray,
+        loaded: Loaded,
+        columns: Mapping[str, np.ndarray],
+    ) -> Partition:
+        """Returns each client's training, validation and test samples by the protocol."""
+        labels = None
+        if targets.dtype.kind == "i" and targets.ndim == 1:
+            labels = targets
+        whole = Pool(labels, len(loaded.train), len(targets), columns)
+        try:
+            partition = self.protocol.split(owned, whole, generator(self.seed, "protocol"))
+        except RowError as error:
+            told = self.in_file(error)
+            client = owner_of(loaded, error.row - 1)
+            if client is None:
+                raise told from None
+            raise told.of_client(client) from None
+        if not partition.train.sizes.any():
+            rules = f"{self.partitioner!r} and {self.protocol!r}"
+            raise ConfigError(f"{type(self).__name__}: no client has a training sample, by {rules}")
+        return partition
 
     def _fill(self, samples: TensorSamples, missing: np.ndarray, partition: Partition) -> None:
         """Gives missing values the means of their clients' training samples, and says so."""
@@ -287,6 +302,15 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         means = self._like.gap_values(number)
         assert means is not None
         return means
+
+    def _scale_by_all(self, samples: Samples, targets: np.ndarray, partition: Partition) -> None:
+        """Finds the unit of the targets of all training samples, and says so."""
+        key = f"{type(self).__name__}.scale_targets"
+        expected = "false, unless the streamed samples have targets: DatasetSamples(data, targets)"
+        require_value(key, self.scale_targets, samples.targets is not None, expected)
+        trained = np.unique(partition.train.flat)
+        self.target_scale = TargetScale.of(torch.from_numpy(targets[trained]))
+        self.conversions.append(self.target_scale.describe())
 
     def _scale_by_client(self, samples: Samples, partition: Partition) -> None:
         """Gives targets the unit of the client that owns them, and says so."""

@@ -58,12 +58,12 @@ class NDCG(Metric):
         """Returns the gain of the ranking; NaN without a relevant item."""
         scores = torch.cat(self.scores).double()
         relevances = torch.cat(self.relevances).double()
-        places = torch.arange(len(scores), dtype=torch.float64)
+        places = torch.arange(len(scores), dtype=torch.float64, device=scores.device)
         discounts = 1 / torch.log2(places + 2)
         if self.k is not None:
             discounts[self.k :] = 0
         _, number, sizes = scores.neg().unique(return_inverse=True, return_counts=True)
-        sums = torch.zeros(len(sizes), dtype=torch.float64)
+        sums = torch.zeros_like(sizes, dtype=torch.float64)
         means = sums.index_add(0, number, relevances) / sizes  # of items with equal scores
         in_order = means.repeat_interleave(sizes)
         best = relevances.sort(descending=True).values

@@ -39,12 +39,26 @@ class LocalSchedule:
     purpose: str = "train"
     complete: bool = False
 
-    def steps_of(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the local steps of clients with `sizes` samples, int64 [C]; 0 for size 0."""
+    def steps_of(self, sizes: np.ndarray, work: np.ndarray | float = 1.0) -> np.ndarray:
+        """Returns the local steps of clients with `sizes` samples, int64 [C]; 0 for size 0.
+
+        Clients take the share `work` of them, rounded up, unless the pass is `complete`.
+        """
         per_epoch = self.steps_per_epoch(sizes)
-        if self.steps is None:
-            return per_epoch * self.epochs
-        return np.where(per_epoch > 0, self.steps, 0)
+        steps = per_epoch * self.epochs
+        if self.steps is not None:
+            steps = np.where(per_epoch > 0, self.steps, 0)
+        if self.complete:
+            return steps
+        # Rounded first: 0.07 * 100 is a little more than 7, and must not become 8.
+        return np.ceil(np.round(work * steps, 9)).astype(np.int64)
+
+    def samples_of(self, sizes: np.ndarray, work: np.ndarray | float = 1.0) -> np.ndarray:
+        """Returns how many samples these steps have together, int64 [C]."""
+        per_epoch = self.steps_per_epoch(sizes)
+        epochs, left = np.divmod(self.steps_of(sizes, work), np.maximum(per_epoch, 1))
+        size = self.batch_size or 0  # without one, no step is left beside whole epochs
+        return epochs * sizes + left * size
 
     def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the steps of one epoch of clients with `sizes` samples, int64 [C]."""

@@ -377,11 +377,7 @@ class Clients:
         A straggler takes the share `work` of its steps, rounded up. A client without samples takes
         none.
         """
-        steps = schedule.steps_of(self.sizes)
-        if self.work == 1 or schedule.complete:
-            return steps
-        # Rounded first: 0.07 * 100 is a little more than 7, and must not become 8.
-        return np.ceil(np.round(self.work * steps, 9)).astype(np.int64)
+        return schedule.steps_of(self.sizes, self.work)
 
     def step_blocks(self, schedule: LocalSchedule) -> Iterator[StepBlock]:
         """Yields every client's mini-batches, some local steps of all clients at a time.

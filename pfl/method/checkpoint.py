@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import zlib
 from functools import partial
@@ -54,6 +55,11 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
         saved["engine"] = module.oracle.chosen
     saved["ran_with"] = module.oracle.engine.name
     saved["has_global"] = module.has_global
+    who = module.run.loop.participation
+    saved["virtual_seconds"] = who.ended(module.progress.rounds)
+    saved["arrivals"] = None
+    if who.timetable is not None:
+        saved["arrivals"] = who.timetable.checksum(module.progress.rounds)
     saved |= module.progress.state_dict()
     saved["clients"] = client_states(module.store)
     saved["ledger"] = ledger.state_dict()
@@ -106,8 +112,31 @@ def check(module: Method, checkpoint: dict[str, Any]) -> None:
         own |= {"loops": loops, "callbacks": {}, "optimizer_states": [{}]}
     check_parts(checkpoint, own, "checkpoint")
     if fits:
+        _check_arrivals(module, saved)
         _check_noise(module, saved)
         _try_step(module, checkpoint["optimizer_states"][0])
+
+
+def _check_arrivals(module: Method, saved: dict[str, Any]) -> None:
+    """Refuses settings with which other messages would have come so far, or at other times.
+
+    The models with which the clients in training have begun would be taken for other ones.
+    Checkpoints from before this was checked do not have what is compared.
+
+    Raises:
+        ConfigError: The messages would have come otherwise.
+    """
+    who = module.run.loop.participation
+    if who.timetable is None or "arrivals" not in saved:
+        return
+    rounds = saved["rounds"]
+    known = saved["arrivals"] == who.timetable.checksum(rounds)
+    if not known or not math.isclose(saved["virtual_seconds"], who.ended(rounds) or 0.0):
+        raise ConfigError(
+            f"ckpt_path: with this run's settings other messages would have come in the "
+            f"checkpoint's {rounds} rounds, or at other times; give the loop.clock, "
+            f"clients_per_round, unseen, buffer_size, batch_size and local steps of then"
+        )
 
 
 def _noise_of(accountant: Accountant, rounds: int) -> dict[str, Any]:
@@ -207,6 +236,9 @@ def restore_run(module: Method, saved: dict[str, Any], rank: int, world: int) ->
     if private is not None and private.privacy.adaptive is not None:
         private.clip = saved["clip"]
     restore_states(module.store, saved["clients"], rank, world)
+    seconds = saved.get("virtual_seconds")
+    if seconds is not None:
+        module.run.loop.participation.go_on_from(saved["rounds"], seconds)
     if rank == 0:  # ledgers are added up over processes
         _check_ids(saved["ledger"]["clients"], module.store.num_clients, "federated.ledger.clients")
         module.progress.ledger.load_state_dict(saved["ledger"])

@@ -312,7 +312,7 @@ class LocalTraining(Remade, MovableModule):
         """Returns over how many epochs the method's local steps go, [C]; a part is a fraction."""
         if self.local_steps is None:
             return np.full(len(sizes), float(self.local_epochs))
-        return self.local_steps / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
+        return self.local_schedule.samples_of(sizes) / np.maximum(sizes, 1)
 
     def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
         """Logs the losses of one batch of a training loop.

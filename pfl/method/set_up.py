@@ -432,7 +432,12 @@ def plan_chunks(method: Method, loop: FederatedLoop, probe: Clients) -> None:
     size = min(gather(loop.clients_at_once or _clients_that_fit(method, loop, probe)))
     stateful = bool(method.states.all_names)
     loop.plan(
-        size, stateful=stateful, cost=method.cost, buffer=method.buffer_size, pooled=method.pooled
+        size,
+        stateful=stateful,
+        cost=method.cost,
+        schedule=method.local_schedule,
+        buffer=method.buffer_size,
+        pooled=method.pooled,
     )
 
 

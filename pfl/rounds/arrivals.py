@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -67,12 +68,18 @@ class Timetable:
         self._begun = 0
         self._now = 0.0
         self._rounds: list[Arrivals] = []
+        self._sums = [zlib.crc32(f"{slots} {buffer}".encode())]  # after each number of rounds
 
     def of(self, round_index: int) -> Arrivals:
         """Returns the messages of a round, from 0."""
         while len(self._rounds) <= round_index:
             self._rounds.append(self._next())
         return self._rounds[round_index]
+
+    def checksum(self, rounds: int) -> int:
+        """Returns a checksum of who came in the first `rounds`, from when, and of who began."""
+        self.of(rounds)
+        return self._sums[rounds]
 
     def _next(self) -> Arrivals:
         arrived: list[tuple[int, int, int]] = []
@@ -85,7 +92,11 @@ class Timetable:
             arrived.append((place, version, slot))
         places, versions, slots = np.array(sorted(arrived), np.int64).T
         self._idle += places.tolist()
-        return Arrivals(self._ids[places], versions, slots, np.array(begun, np.int64), self._now)
+        ids = self._ids[places]
+        starts = np.array(begun, np.int64)
+        told = np.concatenate([ids, versions, slots, starts])
+        self._sums.append(zlib.crc32(told.tobytes(), self._sums[-1]))
+        return Arrivals(ids, versions, slots, starts, self._now)
 
     def _begin(self) -> list[int]:
         """Lets idle clients begin while slots are free; returns their slots."""

@@ -20,8 +20,8 @@ class Clock(Checked):
     """How fast clients are. A client takes latency_i + (sample gradients) / speed_i seconds.
 
     The sample gradients are those of the client's local steps in a round, as `cost` of the method
-    counts them. A round ends with the slowest client of its cohort, of clients that fail as well;
-    the server takes no time.
+    counts them; of clients that take a part of their local steps, as large a part. A round ends
+    with the slowest client of its cohort, of clients that fail as well; the server takes no time.
 
     Args:
         speed: Sample gradients in a second, of the median client.

@@ -21,7 +21,7 @@ from torchmetrics import Metric
 from pfl.aggregation.attacks import Attackers
 from pfl.aggregation.privacy import Privacy, SamplePrivacy
 from pfl.aggregation.robust import Rule
-from pfl.clients import ClientData, Clients
+from pfl.clients import ClientData, Clients, LocalSchedule
 from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import require_value
@@ -31,7 +31,7 @@ from pfl.machine import runs_here, runs_on_card
 from pfl.randomness import DrawKey, Secret, Seeded
 from pfl.rounds.clock import Clock
 from pfl.rounds.cohort import Cohort
-from pfl.rounds.participation import Cost, Participation, Present, Sampling
+from pfl.rounds.participation import WHOLE, Cost, Participation, Present, Sampling
 from pfl.scores.evaluation import Finetuning
 from pfl.scores.metrics import ClientMetrics
 from pfl.scores.neighbours import Neighbours
@@ -217,6 +217,7 @@ class FederatedLoop(Checked, LightningDataModule):
         *,
         stateful: bool,
         cost: Cost,
+        schedule: LocalSchedule = WHOLE,
         buffer: int | None = None,
         pooled: bool = False,
     ) -> None:
@@ -226,6 +227,7 @@ class FederatedLoop(Checked, LightningDataModule):
             chunk_size: How many clients train together.
             stateful: Whether a client stays on the process that has its rows.
             cost: Gives the relative costs of a round for clients of some sizes.
+            schedule: The local steps of a round.
             buffer: How many messages end a round of a server that waits for no cohort.
             pooled: Whether the samples of all clients are in one place, so that no virtual time is
                 counted.
@@ -234,7 +236,7 @@ class FederatedLoop(Checked, LightningDataModule):
         self.stateful = stateful
         self.cost = cost
         self._pooled = pooled
-        self.participation.pace(cost, buffer)
+        self.participation.pace(cost, schedule, buffer)
 
     def on_exception(self, exception: BaseException) -> None:
         """Restores the process after an error, since Lightning then tears nothing down."""

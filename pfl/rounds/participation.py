@@ -17,7 +17,7 @@ from pfl.aggregation.accountant import Accountant, least_wait, most_uses
 from pfl.aggregation.attacks import Attackers
 from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.aggregation.robust import Rule
-from pfl.clients import Clients
+from pfl.clients import Clients, LocalSchedule
 from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import is_number, require_value
 from pfl.datamodules.randomness import fold, generator
@@ -30,6 +30,7 @@ from pfl.rounds.clock import Clock
 Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
 DRAWN = ("uniform", "bernoulli", "weighted")  # anew in each round, by `loop.sampling`
 BY_CLIENT = ("work", "rate")
+WHOLE = LocalSchedule(batch_size=None)  # one local step, with all samples of a client
 Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
 Cost: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -129,7 +130,10 @@ class Participation:
         self.clock = clock
         self._present: Present | None = None
         self.cost: Cost = np.asarray
-        self._ends: list[float] = []  # when each round ended, in virtual seconds
+        self._schedule = WHOLE
+        self._ends: list[float] = []  # when each round ended, in virtual seconds, from `_first` on
+        self._first = 0
+        self._before = 0.0  # when that round began
         self.timetable: Timetable | None = None
         self.privacy = privacy
         self.aggregation = aggregation
@@ -288,15 +292,19 @@ class Participation:
 
     # ---- virtual time -------------------------------------------------------------------------
 
-    def pace(self, cost: Cost, buffer: int | None = None) -> None:
+    def pace(self, cost: Cost, schedule: LocalSchedule = WHOLE, buffer: int | None = None) -> None:
         """Sets what a round costs clients of some sizes, and how many messages end it.
 
         Args:
             cost: Returns the sample gradients of clients with numbers of samples, both [n].
+            schedule: Their local steps, of which stragglers take a part.
             buffer: After how many messages a round ends; None: after all messages of the cohort.
         """
         self.cost = cost
+        self._schedule = schedule
         self._ends = []
+        self._first = 0
+        self._before = 0.0
         self.timetable = None
         if buffer is not None and self.clock is not None and self.trace is None:
             ids = self.population
@@ -338,12 +346,34 @@ class Participation:
         assert self.clock is not None
         if self.timetable is not None:
             return self.timetable.of(round_index).time
-        for index in range(len(self._ends), round_index + 1):
+        for index in range(self._first + len(self._ends), round_index + 1):
             ids = self.cohort(index)
-            gradients = self.cost(self.datamodule.client_sizes[ids]) * self.work(index, ids)
-            taken = self.clock.seconds(ids, gradients, self.seed)
-            self._ends.append((self._ends[-1] if index else 0.0) + float(taken.max(initial=0.0)))
-        return self._ends[round_index]
+            sizes = self.datamodule.client_sizes[ids]
+            whole = np.maximum(self._schedule.samples_of(sizes), 1)
+            share = self._schedule.samples_of(sizes, self.work(index, ids)) / whole
+            taken = self.clock.seconds(ids, self.cost(sizes) * share, self.seed)
+            begun = self._ends[-1] if self._ends else self._before
+            self._ends.append(begun + float(taken.max(initial=0.0)))
+        if round_index < self._first:
+            return self._before
+        return self._ends[round_index - self._first]
+
+    def ended(self, rounds: int) -> float | None:
+        """Returns when the first `rounds` have ended, in virtual seconds; None without a clock."""
+        if self.clock is None:
+            return None
+        return self.end(rounds - 1) if rounds else 0.0
+
+    def go_on_from(self, rounds: int, seconds: float) -> None:
+        """Lets the next round begin when the first `rounds` have ended, in virtual seconds.
+
+        They may have had other settings. Not for messages as they come, whose times follow from
+        all rounds.
+        """
+        if self.timetable is None:
+            self._ends = []
+            self._first = rounds
+            self._before = seconds
 
     # ---- attackers ----------------------------------------------------------------------------
 

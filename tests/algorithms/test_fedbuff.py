@@ -148,6 +148,33 @@ def test_a_resumed_run_is_the_same(tmp_path, kind):
         assert differing(everything(begin(f"part {rounds}", 5, last)), whole) == set()
 
 
+@pytest.mark.parametrize(
+    ("loop", "arguments"),
+    [
+        ({"clients_per_round": 4}, {}),
+        ({"clients_per_round": 2}, {}),
+        ({"unseen": [4]}, {}),
+        ({"clock": pace(SECONDS[::-1])}, {}),
+        ({"clock": pace(2 * SECONDS)}, {}),  # the same messages, at other times
+        ({}, {"buffer_size": 3}),
+        ({}, {"local_steps": 9}),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_arrivals(tmp_path, loop, arguments):
+    """The models with which clients have begun would be other ones, or missing."""
+    problem = least_squares(SIZES)
+
+    def begin(rounds, ckpt_path=None, loop=(), arguments=()):
+        settings = {**PLAIN, "buffer_size": 2, **dict(arguments)}
+        method = FedBuff(problem.network(0.5), **settings)
+        own = {"clients_per_round": 3, **dict(loop)}
+        return run(tmp_path, method, problem, rounds, ckpt_path, **own)[0]
+
+    last = begin(3).trainer.run_dir / "checkpoints" / "last.ckpt"
+    with refused("ckpt_path: with this run's settings other messages would have come in the"):
+        begin(6, last, loop, arguments)
+
+
 def test_a_message_that_is_lost_takes_a_place_and_is_in_no_mean(tmp_path):
     """Clients 4 and 0 end the first round, at 1 second; then come 2, which began before it, and 4
     again, at 1.6 and 1.7 seconds. Client 4 fails: what is left is client 2's change of age 1."""

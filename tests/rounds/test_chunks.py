@@ -85,12 +85,12 @@ def test_nobody_is_dealt_more_than_fit_at_once():
 
 
 def test_a_round_costs_as_many_sample_gradients_as_it_takes():
-    """Epochs times samples; steps times the mean batch, which is 15 of 30 in batches of 20."""
+    """Epochs times samples; or what seven steps have, of 30 samples 4 times 20 and 3 times 10."""
     sizes = np.array([0, 5, 20, 30, 1000])
     network = torch.nn.Linear(1, 1)
     assert FedAvg(network, local_epochs=3).cost(sizes).tolist() == (3 * sizes).tolist()
     steps = FedAvg(network, local_steps=7, batch_size=20).cost(sizes)
-    assert steps.tolist() == [7 * batch for batch in (0, 5, 20, 15, 20)]
+    assert steps.tolist() == [0, 7 * 5, 7 * 20, 4 * 20 + 3 * 10, 7 * 20]
     full = FedAvg(network, local_steps=7, batch_size=None).cost(sizes)
     assert full.tolist() == (7 * sizes).tolist()
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -35,6 +36,37 @@ def test_a_round_takes_as_long_as_its_slowest_client(tmp_path):
         assert [row["virtual_seconds"] for row in run.rows] == cost
         assert run.summary["virtual_seconds"] == cost[-1]
         assert len(run.within(("virtual_seconds", 17.0))) == (4 if kind is FedAvg else 1)
+
+
+def test_a_straggler_takes_as_long_as_its_steps(tmp_path):
+    """One sample gradient a second. Client 0 has 5 samples in batches of 4, so steps of 4 and 1: of
+    them it takes one as a straggler. Client 1 has one step of 3, which a straggler takes whole.
+    Three local steps of client 0 have 4, 1 and 4 samples, and a straggler's two have 5."""
+    cases = [({"local_epochs": 1}, [[], [0], [1], [0, 1]], [5, 4, 5, 4])]
+    cases.append(({"local_steps": 3}, [[], [0], [1], [0, 1]], [9, 9, 9, 6]))
+    for given, slow, seconds in cases:
+        problem = least_squares((5, 3))
+        method = FedAvg(problem.network(0.5), batch_size=4, loss=HalfSquaredError(), **given)
+        clock = Clock(clients=[[1.0, 0.0], [1.0, 0.0]])
+        loop = FederatedLoop(problem.datamodule, clock=clock, stragglers=slow)
+        trainer = quiet(tmp_path / str(given), 4)
+        trainer.fit(method, datamodule=loop)
+        ends = [row["virtual_seconds"] for row in Run.read("", 0, trainer.run_dir).rows]
+        assert np.diff(ends, prepend=0).tolist() == seconds
+
+
+def test_rounds_with_other_settings_keep_their_seconds(tmp_path):
+    """Three rounds of 5 epochs of 4 samples take 60 seconds; two of one epoch then take 8."""
+    ends = []
+    for rounds, epochs, last in ((3, 5, None), (5, 1, "run/checkpoints/last.ckpt")):
+        problem = least_squares((3, 4))
+        method = FedAvg(problem.network(0.5), local_epochs=epochs, loss=HalfSquaredError())
+        loop = FederatedLoop(problem.datamodule, clock=Clock(speed=1.0))
+        trainer = quiet(tmp_path, rounds)
+        with pytest.warns(UserWarning, match="epochs was 5 and is 1") if last else nullcontext():
+            trainer.fit(method, datamodule=loop, ckpt_path=last and tmp_path / last)
+        ends = [row["virtual_seconds"] for row in Run.read("", 0, trainer.run_dir).rows]
+    assert ends == [20, 40, 60, 64, 68]
 
 
 def test_speeds_are_log_normal_and_functions_of_the_seed():

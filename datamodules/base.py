@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from .errors import ConfigError, RowError, require_value
 from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
-from .partitions.index_arrays import IndexArrays
+from .partitions.index_arrays import IndexArrays, Ragged
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
 from .protocols.order import order_of
@@ -242,6 +242,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             self._num_clients = rule.count()
         assert self._num_clients is not None
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
+        _check_owned(f"{type(self.partitioner).__name__}.assign", owned, self._num_clients, pool)
         self._client_names = names = rule.client_names(owned)
         fits = isinstance(names, list) and len({*names}) == self._num_clients
         if names is not None and not fits:
@@ -517,8 +518,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
     def client(self, client: int) -> "ClientDataModule":
         """Returns the data of one client as a Lightning data module."""
         last = self.num_clients - 1
+        is_number = isinstance(client, int | np.integer) and not isinstance(client, bool)
+        require_value("client", client, is_number, f"the number of a client, from 0 to {last}")
         require_value("client", client, 0 <= client <= last, f"from 0 to {last}")
-        return ClientDataModule(self, client)
+        return ClientDataModule(self, int(client))
 
     def train_dataloader(self) -> DataLoader:  # of all clients' samples, each sample once
         selection = self._pooled(self.partition.train, visit_key(self.seed, "pooled visits"))
@@ -551,6 +554,28 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if self.tells_scale and isinstance(self._samples, TensorSamples):
             scale = told_scale(self._samples.inputs)
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{scale}{ends}"
+
+
+def _check_owned(key: str, owned: object, num_clients: int, total: int) -> None:
+    """Refuses what a rule must not return: arrays of other clients, or of other samples.
+
+    Drawn arrays are computed for the clients that are asked for, and are not looked through.
+    """
+    expected = "IndexArrays, such as Ragged.from_owners(owners, num_clients)"
+    require_value(key, type(owned).__name__, isinstance(owned, IndexArrays), expected)
+    assert isinstance(owned, IndexArrays)
+    given = f"arrays of {len(owned)} clients"
+    require_value(key, given, len(owned) == num_clients, f"arrays of {num_clients} clients")
+    if not isinstance(owned, Ragged) or owned.is_shared:
+        return
+    flat = owned.flat
+    is_whole = flat.dtype.kind in "iu"
+    require_value(key, f"indices of {flat.dtype}", is_whole, "whole numbers")
+    if not len(flat):
+        return
+    given = f"samples from {flat.min()} to {flat.max()}"
+    holds = flat.min() >= 0 and flat.max() < total
+    require_value(key, given, holds, f"from 0 to {total - 1}")
 
 
 def _warn_of_newcomers(name: str, partition: Partition) -> None:

@@ -228,6 +228,12 @@ def test_what_cannot_be_a_space_is_refused_in_one_line():
     lazy = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
     with refused("Sequential", "1.weight", "lazy"):
         ParameterSpace(lazy)
+    statistics = nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(2, 2))
+    with refused("Sequential", "buffer 0.running_mean", "lazy"):
+        ParameterSpace(statistics)
+    turned = nn.Linear(2, 2, dtype=torch.complex64)
+    with refused("parameter weight of Linear", "torch.complex64", "view_as_complex"):
+        ParameterSpace(turned)
 
 
 def test_a_frozen_parameter_may_have_another_dtype():

@@ -104,6 +104,11 @@ class Partitioner(Checked):
 
     def describe(self) -> str:
         """Describes the rule in words, for the record of a run."""
+        if not hasattr(self, "words"):
+            raise ConfigError(
+                f"{type(self).__name__}: it has no words; a rule needs the class attribute words, "
+                f"the rule in words, or a method describe"
+            )
         try:
             return self.words.format_map(vars(self))
         except (LookupError, AttributeError) as error:

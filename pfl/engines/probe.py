@@ -274,10 +274,7 @@ def _check_batch_is_not_mixed(runner: ModelRunner, inputs: Tensor, *, training: 
     alone, beside = results
     if alone.shape != beside.shape or not (alone.isfinite().all() and beside.isfinite().all()):
         return
-    tolerance = 0.001
-    if runner.device.type != "cpu" or runner.is_mixed_precision:
-        tolerance = 0.1
-    if (beside - alone).norm() > tolerance * alone.norm() + 1e-6:
+    if (beside - alone).norm() > _tolerance(runner) * alone.norm() + 1e-6:
         mode = "evaluation"
         if training:
             mode = "training"
@@ -289,7 +286,12 @@ def _check_batch_is_not_mixed(runner: ModelRunner, inputs: Tensor, *, training: 
 
 
 def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets: Tensor) -> None:
-    """Refuses a loss that broadcasts [n, 1] against [n], every sample against every other."""
+    """Refuses a loss in which samples meet.
+
+    Such a loss broadcasts [n, 1] against [n], every sample against every other, or uses a statistic
+    of the batch. Where its values still are [n], the loss of the first sample is that beside itself
+    and that beside the last one.
+    """
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of the same
         outputs, targets = (t.repeat_interleave(2, 0) for t in (outputs, targets))
@@ -300,6 +302,28 @@ def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets
             f"loss: {name_of(runner.loss)} compares outputs {list(outputs.shape)} with targets "
             f"{list(targets.shape)} all against all; give both the same shape"
         )
+    beside = []
+    for neighbour in (0, len(outputs) - 1):
+        pair = [0, neighbour]
+        with torch.no_grad(), warnings.catch_warnings(), isolated(runner.device):
+            warnings.simplefilter("ignore")
+            seed_generators(runner.device, 0)  # a loss that draws draws the same twice
+            beside.append(runner.loss(outputs[pair], targets[pair])[0].double())
+    itself, other = beside
+    finite = itself.isfinite().all() and other.isfinite().all()
+    if finite and (other - itself).norm() > _tolerance(runner) * itself.norm() + 1e-6:
+        raise ConfigError(
+            f"loss: the loss of {name_of(runner.loss)} for a sample depends on the other samples "
+            f"of the batch, for outputs {list(outputs.shape)} and targets {list(targets.shape)}; "
+            f"give both the same shape, and use no mean or sum over axis 0"
+        )
+
+
+def _tolerance(runner: ModelRunner) -> float:
+    """Returns by which share a value may differ between batches, by rounding."""
+    if runner.device.type != "cpu" or runner.is_mixed_precision:
+        return 0.1
+    return 0.001
 
 
 def _channels_last_pays(runner: ModelRunner, batch: Batch, is_transformed: bool) -> bool:

@@ -99,7 +99,7 @@ def check_messages(method: Method, sent: Any, clients: Clients, hook: str) -> No
 
 
 def check_states(method: Method, clients: Clients) -> None:
-    """Refuses rows of client states that were not declared, or have another width.
+    """Refuses rows of client states that were not declared, or have another width or kind.
 
     Raises:
         ConfigError: There are some.
@@ -107,11 +107,14 @@ def check_states(method: Method, clients: Clients) -> None:
     check_declared(method, clients.state)
     for name in method.states.store.names:
         values = clients.state[name]
-        shape = (len(clients), method.states.width(name))
-        if tuple(values.shape) != shape:
+        first = method.states.store.initial(name)
+        shape = (len(clients), len(first))
+        fits = isinstance(values, Tensor) and tuple(values.shape) == shape
+        # Whole numbers would lose what comes after the point.
+        if not fits or (values.is_floating_point() and not first.is_floating_point()):
             raise ConfigError(
                 f"model: {type(method).__name__}.client_update leaves {kind_text(values)} in "
-                f"clients.state[{name!r}]; it was declared as {list(shape)}"
+                f"clients.state[{name!r}]; it was declared as {list(shape)} of {first.dtype}"
             )
 
 

@@ -113,9 +113,24 @@ class States:
         self.context = context
         for name, state in self.declared.items():
             own = dtype if state.rounded else None
-            store.declare(name, first_row(state.initial, model), dtype=own, sparse=state.sparse)
+            row = self._first_row(name, state.initial, model)
+            store.declare(name, row, dtype=own, sparse=state.sparse)
         for name, state in self.messages.items():
-            store.declare(KEPT + name, first_row(state.initial, model), dtype=dtype, of_server=True)
+            row = self._first_row(name, state.initial, model)
+            store.declare(KEPT + name, row, dtype=dtype, of_server=True)
+
+    def _first_row(self, name: str, initial: Initial, model: Tensor) -> Tensor:
+        """Returns the first row of a state or message, which must be one row of values."""
+        row = first_row(initial, model)
+        if isinstance(row, Tensor) and row.ndim == 1:
+            return row
+        given = type(row).__name__
+        if isinstance(row, Tensor):
+            given = f"a tensor {list(row.shape)}"
+        raise ConfigError(
+            f"model: {self.owner} declares {name!r} with a function that returns {given}; it must "
+            f"return the first row, a tensor [width], [1] for one number"
+        )
 
     def width(self, name: str) -> int:
         """Returns how many values a client's row of a state has."""

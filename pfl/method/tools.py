@@ -66,13 +66,20 @@ class MethodTools(LocalTraining):
                 called in `setup`, when the network has been inspected and its running statistics
                 are known. No gradients are recorded for a module's parameters.
         """
-        self.server_states.add(name)
+        self._refuse_taken(name)
         if isinstance(initial, Tensor):
             self.register_buffer(name, initial)
         elif isinstance(initial, nn.Module):
             self.register_module(name, initial.to(self.space.vector).requires_grad_(False))
-        else:
+        elif callable(initial):
             self._late_states[name] = initial
+        else:
+            raise ConfigError(
+                f"model: {type(self).__name__} declares the server state {name!r} with initial="
+                f"{initial!r}; it must be a tensor, such as torch.tensor({initial!r}), a module, "
+                f"or a function that returns one of them"
+            )
+        self.server_states.add(name)
 
     def add_constant(self, name: str, value: Tensor) -> None:
         """Declares a tensor that server and clients know from the start; it becomes `self.<name>`.
@@ -80,7 +87,21 @@ class MethodTools(LocalTraining):
         It follows from the arguments, such as a mask of the layers that are shared, and never
         changes.
         """
+        self._refuse_taken(name)
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"model: {type(self).__name__} declares the constant {name!r} as {value!r}; it "
+                f"must be a tensor; keep a number as an attribute"
+            )
         self.register_buffer(name, value)
+
+    def _refuse_taken(self, name: str) -> None:
+        """Refuses a state or constant whose name another attribute has."""
+        if hasattr(self, name):
+            raise ConfigError(
+                f"model: {type(self).__name__} declares {name!r}, which is an attribute of its own "
+                f"already; take another name"
+            )
 
     def add_client_state(
         self, name: str, initial: Callable[[], Tensor] | float = 0.0, *, sparse: bool = False
@@ -93,7 +114,15 @@ class MethodTools(LocalTraining):
                 that returns the row [width], called when training begins
                 (`self.first_model`: the initial model).
             sparse: Most values will be zero; only the others are stored.
+
+        Raises:
+            ConfigError: The method, or one that it inherits from, has such a client state.
         """
+        if name in self.states.declared:
+            raise ConfigError(
+                f"model: {type(self).__name__} declares the client state {name!r} twice, or one "
+                f"that it inherits; take another name"
+            )
         self.states.declare(name, initial, sparse=sparse)
 
     def first_model(self) -> Tensor:
@@ -110,7 +139,15 @@ class MethodTools(LocalTraining):
         Args:
             name: The name under which `client_update` or `first_upload` returns the message.
             initial: The row of a client that has sent none yet, as for `add_client_state`.
+
+        Raises:
+            ConfigError: The method, or one that it inherits from, keeps such a message.
         """
+        if name in self.states.messages:
+            raise ConfigError(
+                f"model: {type(self).__name__} declares the kept message {name!r} twice, or one "
+                f"that it inherits; take another name"
+            )
         self.states.keep(name, initial)
 
     def make_late_states(self) -> None:
@@ -185,6 +222,13 @@ class MethodTools(LocalTraining):
     def global_model(self) -> Tensor:
         """The global model, [P]; write into it with `copy_`. Clients read what they receive."""
         return self.space.vector.detach()  # `.data` would not count writes, which `guard` asks for
+
+    @global_model.setter
+    def global_model(self, values: Tensor) -> None:
+        raise ConfigError(
+            f"model: {type(self).__name__} assigns to self.global_model, which stays the same "
+            f"tensor; write self.global_model.copy_(values)"
+        )
 
     @property
     def global_buffers(self) -> Tensor:

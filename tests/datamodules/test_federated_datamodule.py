@@ -24,6 +24,7 @@ from datamodules import (
     MatchLabels,
     Natural,
     Partition,
+    Partitioner,
     Ragged,
     Shards,
     SharedTest,
@@ -361,3 +362,53 @@ def test_wrong_data_are_refused_when_loaded(one_line):
         ).setup()
     with one_line("label_counts", "float32"):
         TensorDataModule(torch.zeros(9, 1), torch.zeros(9), num_clients=2).label_counts()
+
+
+class Returned(Partitioner):
+    """A rule that returns what it is given."""
+
+    words = "as given"
+
+    def __init__(self, owned):
+        self._owned = owned
+
+    def assign(self, targets, num_clients, rng):
+        return self._owned
+
+
+@pytest.mark.parametrize(
+    ("owned", "parts"),
+    [
+        ([np.arange(3), np.arange(3, 6)], ["list", "IndexArrays"]),
+        (Ragged.from_sizes(np.arange(6), np.array([2, 2, 2])), ["3 clients", "of 2 clients"]),
+        (Ragged.from_sizes(np.arange(6), np.array([6])), ["1 clients", "of 2 clients"]),
+        (Ragged.from_sizes(np.array([0, 1, 2, -1]), np.array([2, 2])), ["from -1 to 2", "to 9"]),
+        (Ragged.from_sizes(np.array([0, 1, 2, 10]), np.array([2, 2])), ["from 0 to 10", "to 9"]),
+        (Ragged.from_sizes(np.array([0, 1, 2.5]), np.array([2, 1])), ["float64", "whole numbers"]),
+    ],
+    ids=["list", "more clients", "fewer clients", "negative", "beyond the samples", "floating"],
+)
+def test_what_a_rule_of_ones_own_returns_is_checked(owned, parts, one_line):
+    data = TensorDataModule(
+        torch.rand(10, 2), torch.zeros(10).long(), num_clients=2, partition=Returned(owned)
+    )
+    with one_line("Returned.assign", *parts):
+        data.setup()
+
+
+def test_a_rule_without_words_is_told_so(one_line):
+    class Silent(Partitioner):
+        def owners(self, targets, num_clients, rng):
+            return np.zeros(len(targets), int)
+
+    data = TensorDataModule(torch.rand(4, 2), torch.zeros(4), num_clients=1, partition=Silent())
+    with one_line("Silent: it has no words", "describe"):
+        data.setup()
+
+
+@pytest.mark.parametrize("client", ["2", "north", 1.0, None, True])
+def test_a_client_is_a_number(client, one_line):
+    data = DigitsDataModule(num_clients=3)
+    with one_line(f"client: {client!r}", "the number of a client, from 0 to 2"):
+        data.client(client)
+    assert data.client(np.int64(2)).client == 2

@@ -37,6 +37,22 @@ def test_losses_that_reduce_are_refused(loss, name, engine):
         make(network, batch.inputs[0], batch.targets[0], loss, engine)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: (o - t).square().mean(1),
+        lambda o, t: (o[:, 0] - o.mean() - t).square(),
+    ],
+    ids=["a mean over [n, n]", "a statistic of the batch"],
+)
+@pytest.mark.parametrize("engine", ["sequential", "vmap", "auto"])
+def test_losses_in_which_samples_meet_are_refused(loss, engine):
+    targets = torch.arange(20.0).double().view(4, 5)
+    network, _, batch = problem(partial(mlp, outputs=1), (12,), targets)
+    with refused("loss: the loss of <lambda>", "depends on the other samples", "[10, 1]", "[10]"):
+        make(network, batch.inputs[0], batch.targets[0], loss, engine)
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vmap", "auto"])
 def test_too_few_outputs_are_refused(engine):
     network, _, batch = problem(mlp, (12,), labels(3))

@@ -1,5 +1,6 @@
 """What a method's own code returns and changes is checked, in the words of its author."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,6 +120,65 @@ def test_changes_in_place(tmp_path):
         fit(tmp_path, Own(writes(lambda self, clients, w: w)))
 
 
+def leaves(rows):
+    """A `client_update` that leaves a function of (clients, w) as the rows of the state `seen`."""
+
+    def update(self, clients, w):
+        clients.state["seen"] = rows(clients, w)
+        return w.repeat(len(clients), 1)
+
+    return update
+
+
+class Counts(Own):
+    """A method with a client state of whole numbers."""
+
+    def __init__(self, update, initial=lambda: torch.zeros(2, dtype=torch.int64)):
+        super().__init__(update)
+        self.add_client_state("seen", initial)
+
+
+LEFT = {
+    "an array": (lambda clients, w: np.zeros((len(clients), 2)), "class ndarray"),
+    "parts of whole numbers": (lambda clients, w: w.new_full((len(clients), 2), 0.5), "float32"),
+    "another width": (lambda clients, w: w.new_zeros(len(clients), 3), "a tensor [3, 3]"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_rows_of_a_state_that_cannot_be_kept(tmp_path, case):
+    rows, words = LEFT[case]
+    with refused("clients.state['seen']", words, "declared as [3, 2] of torch.int64"):
+        fit(tmp_path, Counts(leaves(rows)))
+
+
+@pytest.mark.parametrize("shape", [(), (2, 2)])
+def test_the_first_row_of_a_state_is_one_row(tmp_path, shape):
+    with refused("Counts declares 'seen'", f"a tensor {[*shape]}", "a tensor [width]"):
+        fit(tmp_path, Counts(leaves(lambda clients, w: None), lambda: torch.zeros(shape)))
+
+
+def test_a_name_is_declared_once():
+    own = Own(writes)
+    with refused("Own declares the client state 'kept' twice", "another name"):
+        own.add_client_state("kept", lambda: torch.zeros(1))
+    own.keep_messages("kept")
+    with refused("Own declares the kept message 'kept' twice", "another name"):
+        own.keep_messages("kept")
+    for declare in (own.add_server_state, own.add_constant):
+        with refused("Own declares 'lr'", "another name"):
+            declare("lr", torch.zeros(1))
+    assert own.server_states == {"total"}
+
+
+def test_server_states_and_constants_are_tensors():
+    own = Own(writes)
+    with refused("Own declares the server state 'c'", "0.5", "it must be a tensor"):
+        own.add_server_state("c", 0.5)
+    with refused("Own declares the constant 'c' as 0.5", "it must be a tensor"):
+        own.add_constant("c", 0.5)
+
+
 def test_a_state_that_was_not_declared(tmp_path):
     with refused("Own writes clients.state['memory']", "add_client_state", "declared are: kept"):
         fit(tmp_path, Own(undeclared))
@@ -152,6 +212,18 @@ def test_predictions_of_models_of_another_shape(tmp_path):
 def test_what_server_update_returns(tmp_path):
     with refused("model: Served.server_update returned a tensor", "nothing", "copy_"):
         fit(tmp_path, Served(MLP(64, [2])))
+
+
+class Assigned(FedAvg):
+    """A method whose `server_update` puts another tensor in the place of the model."""
+
+    def server_update(self, mean):
+        self.global_model = mean["w"]
+
+
+def test_the_global_model_is_written_into(tmp_path):
+    with refused("model: Assigned assigns to self.global_model", "copy_(values)"):
+        fit(tmp_path, Assigned(MLP(64, [2])))
 
 
 class Nothing(FedAvg):

@@ -154,7 +154,10 @@ class ClientMetrics:
         if is_binary and targets.ndim == 1 and predicted.shape[1:] == (2,):
             predicted = predicted[:, 1]  # the network has two outputs
         metric.reset()
+        flattens = isinstance(metric, classification.BinaryPrecisionRecallCurve)
         try:
+            if flattens and predicted.shape != targets.shape:  # such as ten classes
+                raise ValueError("it needs one prediction for each target")
             metric.update(predicted, targets)
         except _UNFIT as error:
             raise ConfigError(

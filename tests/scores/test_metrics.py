@@ -356,6 +356,7 @@ def test_impossible_names_of_metrics_are_refused(given, words):
     "metric, words",
     [
         (MulticlassF1Score(5), "MulticlassF1Score cannot compare predictions [2, 3]"),
+        (BinaryAUROC(), "BinaryAUROC cannot compare predictions [2, 3]"),  # would flatten them
         (MulticlassConfusionMatrix(CLASSES), "compute returned a tensor [3, 3]"),
         (
             MulticlassF1Score(CLASSES, average=None),

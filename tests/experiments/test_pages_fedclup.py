@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import papers
+from benchmarks import papers, published
 from tests.experiments.pages import RECORD, curves, until
 
 pytestmark = pytest.mark.cli
@@ -225,3 +225,24 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
         cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(mean, spread, strict=True)]
         cells[best] = f"**{cells[best]}**"
         assert f"| R = {radius} | {' | '.join(cells)} |" in page
+
+
+def test_the_row_of_emnist():
+    page = (RECORD / "fedclup.md").read_text()
+    printed = {"LocalTrain": 61.11}
+    printed |= {"FedCLUP, high": 62.78, "FedCLUP, medium": 64.15, "FedCLUP, low": 66.72}
+    rows = {row["run"]: row for row in published.rows("results/fedclup-emnist-part")}
+    assert rows.keys() == printed.keys()
+    own = {run: 100 * float(row["test/personalized/accuracy"]) for run, row in rows.items()}
+    cells = [f"{own[run]:.2f} ({printed[run]:.2f})" for run in printed]
+    assert f"| personalized models | {' | '.join(cells)} |" in page
+    runs = list(printed)[1:]
+    cells = [f"{100 * float(rows[run]['test/global/accuracy']):.2f}" for run in runs]
+    assert f"| global model |  | {' | '.join(cells)} |" in page
+    behind = [f"{printed[run] - own[run]:.2f}" for run in printed]
+    assert f"{behind[0]} points." in page
+    assert f"{behind[1]}, {behind[2]} and {behind[3]} points below" in page
+    gains = [own[run] - own["LocalTrain"] for run in runs]
+    assert f"{gains[0]:.0f} to {gains[-1]:.0f} points" in page
+    theirs = [printed[run] - printed["LocalTrain"] for run in runs]
+    assert f"({theirs[0]:.1f} to {theirs[-1]:.1f})" in page

@@ -108,7 +108,7 @@ def check_states(method: Method, clients: Clients) -> None:
     for name in method.states.store.names:
         values = clients.state[name]
         first = method.states.store.initial(name)
-        shape = (len(clients), len(first))
+        shape = (len(clients), method.states.width(name))
         fits = isinstance(values, Tensor) and tuple(values.shape) == shape
         # Whole numbers would lose what comes after the point.
         if not fits or (values.is_floating_point() and not first.is_floating_point()):

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from .errors import ConfigError, RowError, require_value
+from .errors import ConfigError, RowError, is_whole, require_value
 from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
 from .partitions.index_arrays import IndexArrays, Ragged
 from .partitions.measures import is_owned
@@ -518,8 +518,8 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
     def client(self, client: int) -> "ClientDataModule":
         """Returns the data of one client as a Lightning data module."""
         last = self.num_clients - 1
-        is_number = isinstance(client, int | np.integer) and not isinstance(client, bool)
-        require_value("client", client, is_number, f"the number of a client, from 0 to {last}")
+        expected = f"the number of a client, from 0 to {last}"
+        require_value("client", client, is_whole(client), expected)
         require_value("client", client, 0 <= client <= last, f"from 0 to {last}")
         return ClientDataModule(self, int(client))
 

@@ -70,9 +70,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_whole(value: object) -> bool:
+    """Returns whether a value is a whole number, of Python or NumPy."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def check_whole(key: str, value: int, least: int = 1) -> int:
     """Returns a `value` as an `int`: no boolean, at least `least`, and small enough for int64."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    whole = is_whole(value)
     large = ""
     if whole and value >= 2**63:
         large = " and below 2**63"

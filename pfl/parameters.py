@@ -114,17 +114,16 @@ class ParameterSpace:
                     f"network: parameter {n} of {name} has the shape {[*p.shape]}; every size must "
                     f"be at least 1"
                 )
+            if p.is_complex():
+                raise ConfigError(
+                    f"network: parameter {n} of {name} is {p.dtype}; take a real parameter of the "
+                    f"shape [..., 2], and torch.view_as_complex of it in forward"
+                )
         for n, buffer in module.named_buffers():
             if isinstance(buffer, nn.parameter.UninitializedBuffer):
                 raise ConfigError(
                     f"network: buffer {n} of {name} is lazy and has no shape yet; run one forward "
                     f"pass before, or give its sizes"
-                )
-        for n, p in trainable.items():
-            if p.is_complex():
-                raise ConfigError(
-                    f"network: parameter {n} of {name} is {p.dtype}; take a real parameter of the "
-                    f"shape [..., 2], and torch.view_as_complex of it in forward"
                 )
         dtypes = {str(p.dtype) for p in trainable.values()}
         if len(dtypes) > 1:

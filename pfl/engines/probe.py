@@ -272,9 +272,7 @@ def _check_batch_is_not_mixed(runner: ModelRunner, inputs: Tensor, *, training: 
             return
         results.append(outputs[0].double())
     alone, beside = results
-    if alone.shape != beside.shape or not (alone.isfinite().all() and beside.isfinite().all()):
-        return
-    if (beside - alone).norm() > _tolerance(runner) * alone.norm() + 1e-6:
+    if alone.shape == beside.shape and _differ(runner, alone, beside):
         mode = "evaluation"
         if training:
             mode = "training"
@@ -309,9 +307,7 @@ def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets
             warnings.simplefilter("ignore")
             seed_generators(runner.device, 0)  # a loss that draws draws the same twice
             beside.append(runner.loss(*pair)[0].double())
-    itself, other = beside
-    finite = itself.isfinite().all() and other.isfinite().all()
-    if finite and (other - itself).norm() > _tolerance(runner) * itself.norm() + 1e-6:
+    if _differ(runner, *beside):
         raise ConfigError(
             f"loss: the loss of {name_of(runner.loss)} for a sample depends on the other samples "
             f"of the batch, for outputs {list(outputs.shape)} and targets {list(targets.shape)}; "
@@ -319,11 +315,14 @@ def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets
         )
 
 
-def _tolerance(runner: ModelRunner) -> float:
-    """Returns by which share a value may differ between batches, by rounding."""
+def _differ(runner: ModelRunner, alone: Tensor, beside: Tensor) -> bool:
+    """Whether a sample has other values in another batch, beyond rounding; not if some are NaN."""
+    if not (alone.isfinite().all() and beside.isfinite().all()):
+        return False
+    tolerance = 0.001
     if runner.device.type != "cpu" or runner.is_mixed_precision:
-        return 0.1
-    return 0.001
+        tolerance = 0.1
+    return bool((beside - alone).norm() > tolerance * alone.norm() + 1e-6)
 
 
 def _channels_last_pays(runner: ModelRunner, batch: Batch, is_transformed: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -118,12 +118,16 @@ class MethodTools(LocalTraining):
         Raises:
             ConfigError: The method, or one that it inherits from, has such a client state.
         """
-        if name in self.states.declared:
-            raise ConfigError(
-                f"model: {type(self).__name__} declares the client state {name!r} twice, or one "
-                f"that it inherits; take another name"
-            )
+        self._refuse_second("client state", name, self.states.declared)
         self.states.declare(name, initial, sparse=sparse)
+
+    def _refuse_second(self, kind: str, name: str, known: Collection[str]) -> None:
+        """Refuses a state or message that would take the place of one of the same name."""
+        if name in known:
+            raise ConfigError(
+                f"model: {type(self).__name__} declares the {kind} {name!r} twice, or one that it "
+                f"inherits; take another name"
+            )
 
     def first_model(self) -> Tensor:
         """Returns the global model, [P], for a declared state or message that begins as a copy."""
@@ -143,11 +147,7 @@ class MethodTools(LocalTraining):
         Raises:
             ConfigError: The method, or one that it inherits from, keeps such a message.
         """
-        if name in self.states.messages:
-            raise ConfigError(
-                f"model: {type(self).__name__} declares the kept message {name!r} twice, or one "
-                f"that it inherits; take another name"
-            )
+        self._refuse_second("kept message", name, self.states.messages)
         self.states.keep(name, initial)
 
     def make_late_states(self) -> None:

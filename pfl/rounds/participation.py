@@ -19,7 +19,7 @@ from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.aggregation.robust import Rule
 from pfl.clients import Clients, LocalSchedule
 from pfl.datamodules import FederatedDataModule
-from pfl.datamodules.errors import is_number, require_value
+from pfl.datamodules.errors import is_number, is_whole, require_value
 from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
@@ -131,9 +131,7 @@ class Participation:
         self._present: Present | None = None
         self.cost: Cost = np.asarray
         self._schedule = WHOLE
-        self._ends: list[float] = []  # when each round ended, in virtual seconds, from `_first` on
-        self._first = 0
-        self._before = 0.0  # when that round began
+        self._ends: list[float] = []  # when each round ended, in virtual seconds
         self.timetable: Timetable | None = None
         self.privacy = privacy
         self.aggregation = aggregation
@@ -143,7 +141,7 @@ class Participation:
         self.draws: DrawKey = Seeded(seed)
         self.clients_per_round = clients_per_round
         self.sampling = sampling
-        holds = clients_per_round is None or _whole(clients_per_round)
+        holds = clients_per_round is None or is_whole(clients_per_round)
         most = datamodule.num_clients
         expected = f"a whole number from 1 to {most} (data.num_clients), or null for everyone"
         require_value("loop.clients_per_round", clients_per_round, holds, expected)
@@ -303,8 +301,6 @@ class Participation:
         self.cost = cost
         self._schedule = schedule
         self._ends = []
-        self._first = 0
-        self._before = 0.0
         self.timetable = None
         if buffer is not None and self.clock is not None and self.trace is None:
             ids = self.population
@@ -346,34 +342,32 @@ class Participation:
         assert self.clock is not None
         if self.timetable is not None:
             return self.timetable.of(round_index).time
-        for index in range(self._first + len(self._ends), round_index + 1):
+        for index in range(len(self._ends), round_index + 1):
             ids = self.cohort(index)
             sizes = self.datamodule.client_sizes[ids]
             whole = np.maximum(self._schedule.samples_of(sizes), 1)
             share = self._schedule.samples_of(sizes, self.work(index, ids)) / whole
             taken = self.clock.seconds(ids, self.cost(sizes) * share, self.seed)
-            begun = self._ends[-1] if self._ends else self._before
+            begun = self._ends[-1] if self._ends else 0.0
             self._ends.append(begun + float(taken.max(initial=0.0)))
-        if round_index < self._first:
-            return self._before
-        return self._ends[round_index - self._first]
+        return self._ends[round_index]
 
     def ended(self, rounds: int) -> float | None:
         """Returns when the first `rounds` have ended, in virtual seconds; None without a clock."""
         if self.clock is None:
             return None
-        return self.end(rounds - 1) if rounds else 0.0
+        if not rounds:
+            return 0.0
+        return self.end(rounds - 1)
 
     def go_on_from(self, rounds: int, seconds: float) -> None:
         """Lets the next round begin when the first `rounds` have ended, in virtual seconds.
 
-        They may have had other settings. Not for messages as they come, whose times follow from
-        all rounds.
+        They may have had other settings, so that when each of them ended is not known. Not for
+        messages as they come, whose times follow from all rounds.
         """
         if self.timetable is None:
-            self._ends = []
-            self._first = rounds
-            self._before = seconds
+            self._ends = [seconds] * rounds
 
     # ---- attackers ----------------------------------------------------------------------------
 
@@ -406,7 +400,7 @@ class Participation:
             ids = read_value("loop.attackers.clients", given)
         if _is_list(ids) and len(ids) and all(map(_is_list, ids)):
             return ids
-        if not _is_list(ids) or not all(map(_whole, ids)):
+        if not _is_list(ids) or not all(map(is_whole, ids)):
             raise ConfigError(
                 f"loop.attackers.clients: {given} must hold a list of client ids, or one for each "
                 f"round"
@@ -576,17 +570,13 @@ class Participation:
         return who
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
 
 
 def _check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> None:
     """Refuses a list that does not hold different client ids; `where` names it within the key."""
-    whole = all(_whole(client) for client in ids)
+    whole = all(is_whole(client) for client in ids)
     known = whole and all(0 <= client < total for client in ids)
     if not known or len(set(ids)) < len(ids):
         raise ConfigError(

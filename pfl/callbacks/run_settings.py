@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import yaml
 
+from pfl.datamodules.ranges import Checked
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.rounds.participation import Affected
 
 SEPARATE = ("model.network", "loop.seed")  # a checkpoint is recognised by them
+MOST_CHARACTERS = 200  # of a list in the line that tells what has changed
 NO_RESULT = ("model.engine", "loop.clients_at_once", "loop.state_memory")  # speed and memory only
 
 
@@ -22,7 +26,8 @@ def configuration(
 ) -> dict[str, Any]:
     """Returns the configuration of a run, nested: `model`, `loop`, `data`, `trainer` and others.
 
-    Without `text`, its YAML, it is read off the objects, as far as arguments are numbers and words.
+    Without `text`, its YAML, it is read off the objects, as far as arguments are numbers, words,
+    lists of them, or objects of this package that have such arguments.
     """
     if text is not None:
         content: dict[str, Any] = yaml.safe_load(text)
@@ -48,7 +53,16 @@ def settings(configured: dict[str, Any]) -> dict[str, Any]:
     precision = (configured.get("trainer") or {}).get("precision")
     chosen = {**dict(_flat(groups)), "trainer.precision": precision}
     left_out = (*SEPARATE, *NO_RESULT, "data.batch_size", "data.num_workers", "data.seed")
-    return {key: _with_sum(key, v) for key, v in chosen.items() if not key.startswith(left_out)}
+    compared = {k: v for k, v in chosen.items() if not k.startswith(left_out)}
+    return {key: _brief(_with_sum(key, value)) for key, value in compared.items()}
+
+
+def _brief(value: Any) -> Any:
+    """Returns the beginning of a long list, such as a trace, with a checksum of all of it."""
+    text = repr(value)
+    if not isinstance(value, list) or len(text) <= MOST_CHARACTERS:
+        return value
+    return f"{text[:MOST_CHARACTERS]}... ({zlib.crc32(text.encode()):08x})"
 
 
 def _with_sum(key: str, value: Any) -> Any:
@@ -66,11 +80,26 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]
 
 
 def _arguments(made: object) -> dict[str, Any]:
-    """Returns the arguments of an object's class and its bases that are plain attributes."""
+    """Returns the arguments of an object's class and its bases that are attributes, as values."""
     kinds = [k for k in type(made).__mro__ if "__init__" in vars(k) and k is not object]
     names = dict.fromkeys(n for kind in kinds for n in inspect.signature(kind).parameters)
-    values = {name: getattr(made, name, None) for name in names}
-    return {k: v for k, v in values.items() if isinstance(v, int | float | str)}
+    values = {name: _plain(getattr(made, name, None)) for name in names if name != "datamodule"}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number, a word, or a list of them; None for what has no such value."""
+    if isinstance(value, Affected):
+        return _plain(value.rule)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Checked):
+        return {"class": type(value).__name__, **_arguments(value)}
+    if isinstance(value, int | float | str | dict):
+        return value
+    return None
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

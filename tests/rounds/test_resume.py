@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import platform
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,14 @@ from torch import nn
 from datamodules import IID, ArrayDataModule, ConfigError, DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop
+from pfl.aggregation.robust import GeometricMedian, Median
 from pfl.algorithms import SCAFFOLD, FedAvg, FedPD, FedProx, FedSLR
 from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
 from pfl.callbacks.local_baseline import BaselineCheckpoint
 from pfl.callbacks.run_settings import changes, settings
 from pfl.cli import main
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
+from pfl.rounds.clock import Clock
 from pfl.scores.table import header_size
 from tests.algorithms.methods import differing, everything
 from tests.problems import quiet
@@ -373,6 +376,9 @@ def test_checkpoint_of_plain_lightning_is_refused(tmp_path):
     assert_refused(tmp_path, lambda: FedAvg(mlp()), 0, tmp_path / "plain.ckpt", words)
 
 
+MEDIANS = ("Median", "GeometricMedian")
+
+
 def fit_arrays(root, inputs, rounds, *, lr=0.1, ckpt_path=None, **loop):
     """Trains on arrays; the method."""
     data = ArrayDataModule(inputs, np.arange(len(inputs)) % 2, num_clients=4, partition=IID())
@@ -407,6 +413,37 @@ def test_other_settings_are_told_and_recorded(tmp_path):
     with pytest.warns(UserWarning, match="From round 4 on .* loop.clients_per_round was None"):
         again = fit_arrays(tmp_path, inputs, 4, lr=0.05, ckpt_path=last, clients_per_round=2)
     assert [entry["round"] for entry in again["resumed"]] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("loop", "key", "was", "now"),
+    [
+        ({"clock": [Clock(speed=2.0), Clock(speed=4.0)]}, "clock.speed", 2.0, 4.0),
+        ({"trace": [[[0], [1], [2]], [[0], [1], [3]]]}, "trace", [[0], [1], [2]], [[0], [1], [3]]),
+        ({"unseen": [[3], [2]]}, "unseen", [3], [2]),
+        ({"dropout": [0.0, 0.5]}, "dropout", 0.0, 0.5),
+        ({"aggregation": [Median(), GeometricMedian()]}, "aggregation.class", *MEDIANS),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_every_other_setting_of_the_loop_is_told_from_python(tmp_path, loop, key, was, now):
+    """Without a configuration file, from which the command line knows the settings."""
+    inputs = np.zeros((40, 3), np.float32)
+    ((name, (before, after)),) = loop.items()
+    fit_arrays(tmp_path, inputs, 2, **{name: before})
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    with pytest.warns(UserWarning, match=re.escape(f"loop.{key} was {was} and is {now}")):
+        changed = fit_arrays(tmp_path, inputs, 3, ckpt_path=last, **{name: after})["resumed"]
+    assert changed[0]["round"] == 3
+    assert changed[0]["changed"][f"loop.{key}"] == [was, now]
+
+
+def test_a_long_trace_is_told_by_its_beginning():
+    traces = [[[client] for client in range(100)] + [[last]] for last in range(2)]
+    before, now = (settings({"loop": {"trace": trace}})["loop.trace"] for trace in traces)
+    assert before != now
+    assert before.startswith("[[0], [1], [2]")
+    assert len(before) < 220 and len(now) < 220
 
 
 def test_another_content_of_a_trace_is_another_setting(tmp_path):

@@ -14,7 +14,7 @@ import yaml
 
 from pfl.datamodules.ranges import Checked
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.rounds.participation import Affected
+from pfl.rounds.client_lists import Affected
 
 SEPARATE = ("model.network", "loop.seed")  # a checkpoint is recognised by them
 MOST_CHARACTERS = 200  # of a list in the line that tells what has changed

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pfl.aggregation.accountant import Accountant, least_wait, most_uses
@@ -19,77 +17,33 @@ from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.aggregation.robust import Rule
 from pfl.clients import Clients, LocalSchedule
 from pfl.datamodules import FederatedDataModule
-from pfl.datamodules.errors import is_number, is_whole, require_value
-from pfl.datamodules.randomness import fold, generator
+from pfl.datamodules.errors import is_whole, require_value
+from pfl.datamodules.randomness import generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
-from pfl.randomness import DrawKey, Seeded, key
+from pfl.randomness import DrawKey, Seeded
 from pfl.rounds.arrivals import Arrivals, Timetable
+from pfl.rounds.client_lists import (
+    BY_CLIENT,
+    Affected,
+    ByClient,
+    Rounds,
+    check_ids,
+    check_rounds,
+    is_list,
+    read_by_client,
+    read_rounds,
+    read_unseen,
+)
 from pfl.rounds.clock import Clock
 
 Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
 DRAWN = ("uniform", "bernoulli", "weighted")  # anew in each round, by `loop.sampling`
-BY_CLIENT = ("work", "rate")
 WHOLE = LocalSchedule(batch_size=None)  # one local step, with all samples of a client
-Rounds: TypeAlias = Sequence[Sequence[int]]
-"""A list of client ids for each round."""
 Cost: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """The sample gradients of clients with numbers of samples, both [n]."""
-ByClient: TypeAlias = Mapping[str, Mapping[str, float]]
-"""Factors on the local steps ("work") and the learning rate ("rate") of clients, by their names."""
 Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 """Which of the clients that are drawn for a round are there, by (round, ids)."""
-
-
-@dataclass(frozen=True)
-class Affected:
-    """The clients to which something happens in a round: a share of them, or given ids.
-
-    Attributes:
-        name: The argument of the loop, which is also the purpose of the draws.
-        rule: The probability of each client, drawn by (seed, round, client); or client ids for
-            each round.
-
-    Example:
-        >>> Affected("dropout", [[], [2, 7]]).mask(0, 1, np.array([1, 2, 3]))
-        array([False,  True, False])
-    """
-
-    name: str
-    rule: float | Rounds
-
-    @classmethod
-    def read(cls, name: str, rule: float | str | Rounds) -> Affected:
-        """Returns the clients of an argument, which may be the path of a JSON file."""
-        if not isinstance(rule, float | int):
-            return cls(name, _read_rounds(name, rule))
-        expected = "a share of at least 0 and below 1, or lists of client ids"
-        require_value(f"loop.{name}", rule, 0 <= rule < 1 and rule is not False, expected)
-        return cls(name, float(rule))
-
-    def __bool__(self) -> bool:
-        return bool(self.rule if isinstance(self.rule, float) else any(map(len, self.rule)))
-
-    def mask(self, seed: int, round_index: int, ids: np.ndarray) -> np.ndarray:
-        """Returns which of the clients `ids` belong to them in a round, bool [C]."""
-        if not self:
-            return np.zeros(len(ids), bool)
-        if not isinstance(self.rule, float):
-            return np.isin(ids, np.asarray(self.rule[round_index], np.int64))
-        keys = torch.full((len(ids),), key(seed, self.name, round_index))
-        bits = fold(keys, torch.from_numpy(ids)).numpy().view(np.uint64)
-        return (bits >> np.uint64(11)) * 2.0**-53 < self.rule  # 53 bits: uniform in [0, 1)
-
-    def check(self, total: int, rounds: int | None) -> None:
-        """Refuses a trace that does not fit `total` clients and the rounds of the run."""
-        if not isinstance(self.rule, float):
-            _check_rounds(self.name, self.rule, total, rounds)
-
-    def describe(self) -> str:
-        """Returns in words whom the rule means."""
-        if isinstance(self.rule, float):
-            return f"each client with probability {self.rule:g}"
-        return "each client of a trace"
 
 
 class Participation:
@@ -100,7 +54,7 @@ class Participation:
     Attributes:
         draws: Where the cohorts come from: the seed, or a secret key in a private run.
         trace: The given cohorts; None: they are drawn.
-        unseen: A share of all clients or client ids that never train; None: nobody.
+        unseen: A share of all clients, or ids or names of clients, that never train; None: nobody.
         dropout, stragglers: The clients that fail, and those that are slow.
 
     Example:
@@ -117,7 +71,7 @@ class Participation:
         clients_per_round: int | None = None,
         sampling: Sampling = "uniform",
         trace: str | Rounds | None = None,
-        unseen: float | str | Sequence[int] | None = None,
+        unseen: float | str | Sequence[int | str] | None = None,
         dropout: float | str | Rounds = 0.0,
         stragglers: float | str | Rounds = 0.0,
         straggler_work: float = 0.5,
@@ -145,12 +99,12 @@ class Participation:
         most = datamodule.num_clients
         expected = f"a whole number from 1 to {most} (data.num_clients), or null for everyone"
         require_value("loop.clients_per_round", clients_per_round, holds, expected)
-        self.trace: Rounds | None = None if trace is None else _read_rounds("trace", trace)
-        self.unseen: float | Sequence[int] | None = _read_unseen(unseen)
+        self.trace: Rounds | None = None if trace is None else read_rounds("trace", trace)
+        self.unseen: float | Sequence[int | str] | None = read_unseen(unseen)
         self.dropout = Affected.read("dropout", dropout)
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
-        self.by_client: ByClient | None = _read_by_client(by_client)
+        self.by_client: ByClient | None = read_by_client(by_client)
         self._all_alike = not (self.dropout or self.stragglers or self.by_client)
 
     # ---- the population -----------------------------------------------------------------------
@@ -165,7 +119,37 @@ class Participation:
             count = max(1, int(self.unseen * total + 0.5))
             drawn = generator(self.seed, "unseen").choice(total, count, replace=False)
             return np.sort(drawn).astype(np.int64)
-        return np.sort(np.asarray(self.unseen, np.int64))
+        return np.sort(np.asarray(self._unseen_ids, np.int64))
+
+    @property
+    def _unseen_ids(self) -> list[int]:
+        """The list in `unseen` as ids, in its order; names become ids."""
+        assert isinstance(self.unseen, Sequence)
+        return [
+            self._id_of(one, "loop.unseen") if isinstance(one, str) else one for one in self.unseen
+        ]
+
+    @cached_property
+    def _ids_by_name(self) -> dict[str, int]:
+        """The ids of all clients by their names, or by their numbers where they have no names."""
+        return {name: number for number, name in enumerate(self.datamodule.names_or_numbers)}
+
+    def _id_of(self, name: str, argument: str) -> int:
+        """Returns the id of the client that an argument names.
+
+        Raises:
+            ConfigError: No client has this name.
+        """
+        known = self._ids_by_name
+        if name in known:
+            return known[name]
+        kind = "the name of a client"
+        if self.datamodule.client_names is None:
+            kind = f"a client's number from 0 to {len(known) - 1}"
+        hint = ""
+        if close := get_close_matches(name, known, n=1):
+            hint = f"; did you mean {close[0]!r}?"
+        raise ConfigError(f"{argument}: {name!r}; it must be {kind}{hint}")
 
     @cached_property
     def population(self) -> np.ndarray:
@@ -250,21 +234,11 @@ class Participation:
     def _factors(self) -> dict[str, np.ndarray]:
         """What `by_client` says of all clients, float64 by name; 1 where it says nothing."""
         total = self.datamodule.num_clients
-        names = self.datamodule.client_names
-        known = self.datamodule.names_or_numbers
-        places = {name: number for number, name in enumerate(known)}
         factors = {key: np.ones(total) for key in BY_CLIENT}
         for name, given in (self.by_client or {}).items():
-            if name not in places:
-                kind = "the name of a client"
-                if names is None:
-                    kind = f"a client's number from 0 to {total - 1}"
-                hint = ""
-                if close := get_close_matches(name, known, n=1):
-                    hint = f"; did you mean {close[0]!r}?"
-                raise ConfigError(f"loop.by_client: {name!r}; it must be {kind}{hint}")
+            client = self._id_of(name, "loop.by_client")
             for what, value in given.items():
-                factors[what][places[name]] = value
+                factors[what][client] = value
         return factors
 
     def parts(self, clients: Clients) -> list[tuple[Clients, bool]]:
@@ -398,9 +372,9 @@ class Participation:
         ids: Any = given
         if isinstance(given, str):
             ids = read_value("loop.attackers.clients", given)
-        if _is_list(ids) and len(ids) and all(map(_is_list, ids)):
+        if is_list(ids) and len(ids) and all(map(is_list, ids)):
             return ids
-        if not _is_list(ids) or not all(map(is_whole, ids)):
+        if not is_list(ids) or not all(map(is_whole, ids)):
             raise ConfigError(
                 f"loop.attackers.clients: {given} must hold a list of client ids, or one for each "
                 f"round"
@@ -494,7 +468,7 @@ class Participation:
         if self.attackers is not None:
             self._check_attackers(everyone, rounds)
         if self.trace is not None:
-            _check_rounds("trace", self.trace, everyone, rounds)
+            check_rounds("trace", self.trace, everyone, rounds)
             for number, cohort in enumerate(self.trace, 1):
                 if len(both := np.intersect1d(cohort, self.unseen_clients)):
                     raise ConfigError(
@@ -504,9 +478,9 @@ class Participation:
 
     def _check_attackers(self, total: int, rounds: int | None) -> None:
         if isinstance(self._attacks, np.ndarray):
-            _check_ids("loop.attackers.clients", self._attacks.tolist(), total)
+            check_ids("loop.attackers.clients", self._attacks.tolist(), total)
         else:
-            _check_rounds("attackers.clients", self._attacks, total, rounds)
+            check_rounds("attackers.clients", self._attacks, total, rounds)
         assert self.attackers is not None
         data = self.datamodule
         self.attackers.attack.check(data.num_classes, data.samples.input_shape)
@@ -518,7 +492,7 @@ class Participation:
             expected = f"a share that leaves some of the {total} clients to train"
         else:
             assert self.unseen is not None
-            _check_ids("loop.unseen", self.unseen, total)
+            check_ids("loop.unseen", self._unseen_ids, total)
             expected = f"a part of the {total} clients, since some must train"
         require_value("loop.unseen", self.unseen, len(self.population) > 0, expected)
 
@@ -568,74 +542,3 @@ class Participation:
         if self.aggregation is not None:
             who += f"; {type(self.aggregation).__name__} in place of means"
         return who
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-
-
-def _check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> None:
-    """Refuses a list that does not hold different client ids; `where` names it within the key."""
-    whole = all(is_whole(client) for client in ids)
-    known = whole and all(0 <= client < total for client in ids)
-    if not known or len(set(ids)) < len(ids):
-        raise ConfigError(
-            f"{key}: {where}{list(ids)}; it must hold different client ids from 0 to {total - 1}"
-        )
-
-
-def _check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> None:
-    """Refuses a trace that is shorter than the run, or has something else than client ids.
-
-    A run without an end is longer than any trace.
-    """
-    if rounds is not None and not 0 <= rounds <= len(trace):
-        given = str(rounds)
-        if rounds < 0:
-            given += " (no end)"
-        raise ConfigError(
-            f"trainer.max_epochs: {given}; loop.{name} has only {len(trace)} rounds, set it to "
-            f"at most that"
-        )
-    for number, ids in enumerate(trace, 1):
-        _check_ids(f"loop.{name}", ids, total, f"round {number} has ")
-
-
-def _read_rounds(name: str, trace: str | Rounds) -> Rounds:
-    """Returns a trace, which may be the path of a JSON file."""
-    rounds = read_value(f"loop.{name}", trace) if isinstance(trace, str) else trace
-    if not (_is_list(rounds) and all(map(_is_list, rounds))):
-        raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids")
-    return rounds
-
-
-def _read_by_client(given: str | ByClient | None) -> ByClient | None:
-    """Returns factors by the names of clients, which may be those of a JSON file."""
-    if given is None:
-        return None
-    key = "loop.by_client"
-    found = read_value(key, given) if isinstance(given, str) else given
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{key}: {found}; it must be like {{north: {{work: 2, rate: 0.5}}}}")
-    for name, factors in found.items():
-        known = isinstance(factors, Mapping) and factors.keys() <= {*BY_CLIENT}
-        if not known:
-            raise ConfigError(f"{key}.{name}: {factors}; it must be like {{work: 2, rate: 0.5}}")
-        for what, value in factors.items():
-            holds = is_number(value) and 0 < value < math.inf
-            require_value(f"{key}.{name}.{what}", value, holds, "a number above 0")
-    return {str(name): factors for name, factors in found.items()}
-
-
-def _read_unseen(unseen: float | str | Sequence[int] | None) -> float | Sequence[int] | None:
-    """Returns a share or a list of client ids, which may be the path of a JSON file."""
-    if unseen is None:
-        return None
-    if isinstance(unseen, float | int):
-        expected = "a share of the clients between 0 and 1, a list of their ids, or null for none"
-        require_value("loop.unseen", unseen, 0 < unseen < 1, expected)
-        return float(unseen)
-    ids = read_value("loop.unseen", unseen) if isinstance(unseen, str) else unseen
-    if not _is_list(ids):
-        raise ConfigError(f"loop.unseen: {unseen} must hold a list of client ids")
-    return ids

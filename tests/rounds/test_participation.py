@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules import ArrayDataModule, Natural
 from pfl import FederatedLoop
 from pfl.aggregation.attacks import Attackers, SignFlip
 from pfl.aggregation.privacy import Privacy
@@ -48,6 +49,45 @@ def test_unseen_clients_by_id(source, tmp_path):
     assert federation.unseen_clients.tolist() == [2, 7]
     assert federation.unseen_clients.dtype == np.int64
     assert federation.population.tolist() == [0, 1, 3, 4, 5, 6, 8, 9]
+
+
+@pytest.mark.parametrize("source", ["list", "file", "with an id"])
+def test_unseen_clients_by_name(source, tmp_path):
+    unseen: list | str = ["south", "east"]
+    if source == "file":
+        (tmp_path / "names.json").write_text('["south", "east"]')
+        unseen = str(tmp_path / "names.json")
+    elif source == "with an id":
+        unseen = ["south", hospitals().client_names.index("east")]
+    federation = FederatedLoop(hospitals(), unseen=unseen)
+    federation.setup()
+    names = np.array(federation.datamodule.client_names)
+    assert sorted(names[federation.unseen_clients]) == ["east", "south"]
+    assert names[federation.population].tolist() == ["north"]
+
+
+@pytest.mark.parametrize(
+    ("unseen", "parts"),
+    [
+        (["nort"], ["loop.unseen: 'nort'", "the name of a client", "did you mean 'north'?"]),
+        (["north", "north"], ["loop.unseen", "different"]),
+        (["east", "north", "south"], ["loop.unseen", "3 clients", "some must train"]),
+    ],
+)
+def test_impossible_names_of_unseen_clients_are_refused(unseen, parts):
+    with refused(*parts):
+        FederatedLoop(hospitals(), unseen=unseen).setup()
+
+
+def hospitals():
+    """Three clients with names."""
+    return ArrayDataModule(
+        np.zeros((12, 2), np.float32),
+        np.arange(12) % 2,
+        client_ids=np.array(["north", "south", "east"] * 4),
+        num_clients=None,
+        partition=Natural(),
+    )
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.2, 2), (0.25, 3), (0.01, 1), (0.9, 9), (0.94, 9)])

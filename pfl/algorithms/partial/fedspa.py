@@ -56,7 +56,8 @@ class FedSpa(FederatedAlgorithm):
         All clients begin with the same random mask. Values that have just left a mask may enter it
         again at once. The number that leaves is rounded up. FedSLR's Table 2 counts half of
         FedAvg's bytes for `density: 0.5`, without the bits of the masks. A client without samples
-        keeps its mask.
+        keeps its mask. The steps of `loop.finetune` move all values, so that the models after them
+        are dense.
 
     Example:
         >>> from pfl.models import MLP

@@ -231,14 +231,17 @@ def test_the_row_of_emnist():
     page = (RECORD / "fedclup.md").read_text()
     printed = {"LocalTrain": 61.11}
     printed |= {"FedCLUP, high": 62.78, "FedCLUP, medium": 64.15, "FedCLUP, low": 66.72}
-    rows = {row["run"]: row for row in published.rows("results/fedclup-emnist-part")}
-    assert rows.keys() == printed.keys()
-    own = {run: 100 * float(row["test/personalized/accuracy"]) for run, row in rows.items()}
+    rows = {row["run"]: row for row in published.rows("results/fedclup-emnist")}
+    assert rows.keys() == {*printed, "GlobalTrain"}
+    own = {run: 100 * float(rows[run]["test/personalized/accuracy"]) for run in printed}
     cells = [f"{own[run]:.2f} ({printed[run]:.2f})" for run in printed]
-    assert f"| personalized models | {' | '.join(cells)} |" in page
+    assert f"| personalized models | {' | '.join(cells)} |  |" in page
     runs = list(printed)[1:]
     cells = [f"{100 * float(rows[run]['test/global/accuracy']):.2f}" for run in runs]
+    together = 100 * float(rows["GlobalTrain"]["test/global/accuracy"])
+    cells.append(f"{together:.2f} (66.11)")
     assert f"| global model |  | {' | '.join(cells)} |" in page
+    assert f"| {66.11 - together:.2f} points below. | yes |" in page
     behind = [f"{printed[run] - own[run]:.2f}" for run in printed]
     assert f"{behind[0]} points." in page
     assert f"{behind[1]}, {behind[2]} and {behind[3]} points below" in page
@@ -246,3 +249,5 @@ def test_the_row_of_emnist():
     assert f"{gains[0]:.0f} to {gains[-1]:.0f} points" in page
     theirs = [printed[run] - printed["LocalTrain"] for run in runs]
     assert f"({theirs[0]:.1f} to {theirs[-1]:.1f})" in page
+    assert sorted(own.values()) == list(own.values())
+    assert own["FedCLUP, low"] < together  # each run lies between both ends, and nearer with λ

@@ -185,6 +185,102 @@ class BaselineCheckpoint:
                     strategy.checkpoint_io.save_checkpoint(content, self.path(self.trainer))
 
 
+class TrainingAlone:
+    """Clients that train alone, each from its last model, in the rounds in which they take part.
+
+    Args:
+        algorithm: The algorithm whose network, local settings and engine are used.
+        loop: The loop whose data and cohorts are used.
+        initial: The initial model "w" [P] and its "buffers"; of all networks, one after the other,
+            where the clients' differ.
+
+    Attributes:
+        data: The clients' samples.
+        store: The last model of each client that has trained.
+    """
+
+    def __init__(
+        self, algorithm: FederatedAlgorithm, loop: FederatedLoop, initial: Mapping[str, Tensor]
+    ) -> None:
+        self.loop = loop
+        self.device = algorithm.device
+        self.dtype = initial["w"].dtype
+        self.methods: list[Method] = list(algorithm.members) or [algorithm]
+        self.kinds = np.zeros(loop.num_clients, np.int64)  # which method trains each client
+        if algorithm.members:
+            self.kinds = algorithm.kinds
+        self.first = first_states(self.methods, initial)
+        self.data = loop.client_data(algorithm.device)
+        for place, method in enumerate(self.methods):
+            if isinstance(method.network, WITH_LAYERS):
+                self.methods[place] = of_given_network(algorithm, method, self.first[place])
+                self.first[place] = states_of(self.methods[place])
+        self.store = loop.client_store(algorithm.device)
+        for name in initial:
+            rows = [own[name] for own in self.first]
+            if max(map(len, rows)):
+                self.store.declare(name, widest(rows))
+
+    def train_round(self, round_index: int) -> None:
+        """Trains the clients of a round (from 0) whose messages arrive, and keeps their models."""
+        parts = self.loop.participation.parts
+        for chunk in self._chunks(self.loop.cohort(round_index), round_index, "train"):
+            for part in [part for part, arrives in parts(chunk) if arrives]:
+                for method, clients in clients_by_member(self.methods, self.kinds, part):
+                    self._train(method, clients)
+
+    def scores(self, rounds: int) -> NumbersOf:
+        """Returns all clients' test scores after some rounds, as `ClientScores.compute` does."""
+        loop = self.loop
+        metric = ClientScores(
+            loop.num_clients,
+            loop.metrics,
+            loop.training_targets,
+            loop.name_of,
+            loop.own_unit,
+        ).to(self.device)
+        for chunk in self._chunks(loop.population, rounds, "test"):
+            for method, clients in clients_by_member(self.methods, self.kinds, chunk):
+                self._score(method, clients, metric)
+        return metric.compute()
+
+    def _train(self, method: Method, clients: Clients) -> None:
+        def train(group: Clients) -> Tensor:
+            return method.local_sgd(group, self._last_model(group))
+
+        for group, w in method.groups.run(clients, train):
+            write_rows(self.store, "w", group.ids, w)
+            if group.buffers is not None:
+                write_rows(self.store, "buffers", group.ids, group.buffers)
+
+    def _score(self, method: Method, clients: Clients, metric: ClientScores) -> None:
+        def score(group: Clients) -> list[Scores]:
+            w = self._last_model(group)
+            return list(row_scores(method.oracle, group, w, bool(self.loop.metrics)))
+
+        size = clients_in_group(method, clients)
+        for _, parts in method.groups.run(clients, score, size, "evaluation"):
+            for one in parts:
+                metric.add(one)
+            metric.finish()
+
+    def _chunks(self, ids: np.ndarray, round_index: int, split: str) -> list[Clients]:
+        count = max(1, -(-len(ids) // self.loop.chunk_size))
+        chunks = self.loop.chunks(ids, split, count, owned=True)
+        return [Clients(c, round_index, self.data, split, dtype=self.dtype) for c in chunks]
+
+    def _last_model(self, clients: Clients) -> Tensor:
+        """Returns the models [C, P] of clients of one network, and sets their statistics."""
+        own = self.first[self.kinds[clients.ids[0]]]
+        state = {}
+        for name in self.store.names:
+            row = own[name].to(self.device)
+            if len(row):
+                state[name] = read_rows(self.store, name, clients.ids, row)
+        clients.buffers = state.get("buffers")
+        return state["w"]
+
+
 def train_local_baseline(
     algorithm: FederatedAlgorithm,
     loop: FederatedLoop,
@@ -205,83 +301,19 @@ def train_local_baseline(
     Returns:
         By round the test scores of every client, as `ClientScores.compute` returns them.
     """
-    methods: list[Method] = list(algorithm.members) or [algorithm]
-    kinds = np.zeros(loop.num_clients, np.int64)
-    if algorithm.members:
-        kinds = algorithm.kinds
-    first = first_states(methods, initial)
-    data = loop.client_data(algorithm.device)
-    shown = data.samples
-    for place, method in enumerate(methods):
-        if isinstance(method.network, WITH_LAYERS):
-            methods[place] = of_given_network(algorithm, method, first[place])
-            first[place] = states_of(methods[place])
-    store = loop.client_store(algorithm.device)
-    for name in initial:
-        rows = [own[name] for own in first]
-        if max(map(len, rows)):
-            store.declare(name, widest(rows))
-
-    def chunks(ids: np.ndarray, round_index: int, split: str) -> list[Clients]:
-        count = max(1, -(-len(ids) // loop.chunk_size))
-        chunks = loop.chunks(ids, split, count, owned=True)
-        return [Clients(c, round_index, data, split, dtype=initial["w"].dtype) for c in chunks]
-
-    def load_state(clients: Clients) -> Tensor:
-        own = first[kinds[clients.ids[0]]]
-        state = {}
-        for name in store.names:
-            row = own[name].to(algorithm.device)
-            if len(row):
-                state[name] = read_rows(store, name, clients.ids, row)
-        clients.buffers = state.get("buffers")
-        return state["w"]
-
-    def evaluate(rounds: int) -> NumbersOf:
-        metric = ClientScores(
-            loop.num_clients,
-            loop.metrics,
-            loop.training_targets,
-            loop.name_of,
-            loop.own_unit,
-        ).to(algorithm.device)
-        for chunk in chunks(loop.population, rounds, "test"):
-            for method, clients in clients_by_member(methods, kinds, chunk):
-
-                def score(group: Clients, method: Method = method) -> list[Scores]:
-                    w = load_state(group)
-                    return list(row_scores(method.oracle, group, w, bool(loop.metrics)))
-
-                size = clients_in_group(method, clients)
-                for _, parts in method.groups.run(clients, score, size, "evaluation"):
-                    for one in parts:
-                        metric.add(one)
-                    metric.finish()
-        return metric.compute()
-
+    shown = loop.client_data(algorithm.device).samples
+    alone = TrainingAlone(algorithm, loop, initial)
+    begin = 0
+    scores: dict[int, NumbersOf] = {}
     if saved:
-        begin, scores = saved.restore(store, scored)
-    else:
-        begin = 0
-        scores = {}
+        begin, scores = saved.restore(alone.store, scored)
     for round_index in range(begin, max(scored)):
-        for chunk in chunks(loop.cohort(round_index), round_index, "train"):
-            kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
-            for part in kept:
-                for method, own in clients_by_member(methods, kinds, part):
-
-                    def train(group: Clients, method: Method = method) -> Tensor:
-                        return method.local_sgd(group, load_state(group))
-
-                    for clients, w in method.groups.run(own, train):
-                        write_rows(store, "w", clients.ids, w)
-                        if clients.buffers is not None:
-                            write_rows(store, "buffers", clients.ids, clients.buffers)
+        alone.train_round(round_index)
         if round_index + 1 in scored:
-            scores[round_index + 1] = evaluate(round_index + 1)
+            scores[round_index + 1] = alone.scores(round_index + 1)
         if saved is not None:
-            saved.save(store, round_index + 1, scores)
-    data.show(shown)  # a network without the method's layers was tried on the whole samples
+            saved.save(alone.store, round_index + 1, scores)
+    alone.data.show(shown)  # a network without the method's layers was tried on the whole samples
     return scores
 
 

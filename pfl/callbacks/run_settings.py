@@ -95,9 +95,11 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, Checked):
         return {"class": type(value).__name__, **_arguments(value)}
-    if isinstance(value, int | float | str | dict):
+    if isinstance(value, int | float | str):
         return value
     return None
 

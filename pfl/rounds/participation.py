@@ -411,7 +411,11 @@ class Participation:
         total = len(self.population)
         privacy = self.privacy
         cyclic = self.trace is None and self.sampling == "cyclic"
-        wait = self._groups if cyclic else 1 if self.trace is None else least_wait(self.trace)
+        wait = 1
+        if self.trace is not None:
+            wait = least_wait(self.trace)
+        elif cyclic:
+            wait = self._groups
         if privacy.bands > wait:
             raise ConfigError(
                 f"loop.privacy.bands: {privacy.bands}; a client takes part again after {wait} "

@@ -114,16 +114,7 @@ class Trainer(RunTrainer):
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
-        parts = Path(name).parts
-        within = bool(parts) and not Path(name).is_absolute() and ".." not in parts
-        holds = within and name.isprintable()
-        require_value("trainer.name", name, holds, "a name within the runs folder")
-        holds = max_epochs is None or max_epochs >= 1 or max_epochs == -1
-        expected = "a number of rounds of at least 1, or -1 if something else ends the run"
-        require_value("trainer.max_epochs", max_epochs, holds, expected)
-        require_value(
-            "trainer.log_every_n_steps", log_every_n_steps, log_every_n_steps >= 1, "at least 1"
-        )
+        _check_run(name, max_epochs, log_every_n_steps)
         _check_steps(kwargs)
         if str(kwargs.get("precision")) in SCALED:  # Lightning takes bf16-mixed for it on CPUs
             raise refused_precision(kwargs["precision"])
@@ -139,22 +130,14 @@ class Trainer(RunTrainer):
         self._steps_before = 0  # steps of the server before this run
         if isinstance(logger, Iterable):
             logger = list(logger)
-        if isinstance(callbacks, Callback):
-            callbacks = [callbacks]
-        callbacks = list(callbacks or [])
-        # The recorder reads the local baseline, and the figures read both.
-        callbacks.sort(key=lambda callback: not isinstance(callback, LocalBaseline))
-        _add(callbacks, RunRecorder)
-        _add(callbacks, CollaborationMap)
-        loggers: list[Any] = [logger]
-        if isinstance(logger, list):
-            loggers = logger
-        if any(isinstance(one, WandbLogger) for one in loggers):
-            _add(callbacks, WandbRecord)
+        own: list[type[Callback]] = [RunRecorder, CollaborationMap]
+        if _sends_to_wandb(logger):
+            own.append(WandbRecord)
         if enable_checkpointing:
-            _add(callbacks, RoundCheckpoint)
+            own.append(RoundCheckpoint)
         if enable_progress_bar:
-            _add(callbacks, RoundProgress)
+            own.append(RoundProgress)
+        callbacks = _with_own(callbacks, own)
         _check_callbacks(callbacks)
         automatic = accelerator == "auto"
         # A strategy object may bring its own accelerator, which Lightning then takes.
@@ -398,12 +381,39 @@ class Trainer(RunTrainer):
                     self._run_dir = None
 
 
-def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
-    base: type[Callback] = kind
-    if kind is RoundProgress:
-        base = ProgressBar
-    if not any(isinstance(callback, base) for callback in callbacks):
-        callbacks.append(kind())
+def _check_run(name: str, max_epochs: int | None, log_every_n_steps: int) -> None:
+    """Refuses a name that leads out of the folder of all runs, and numbers that are too small."""
+    parts = Path(name).parts
+    within = bool(parts) and not Path(name).is_absolute() and ".." not in parts
+    holds = within and name.isprintable()
+    require_value("trainer.name", name, holds, "a name within the runs folder")
+    holds = max_epochs is None or max_epochs >= 1 or max_epochs == -1
+    expected = "a number of rounds of at least 1, or -1 if something else ends the run"
+    require_value("trainer.max_epochs", max_epochs, holds, expected)
+    require_value(
+        "trainer.log_every_n_steps", log_every_n_steps, log_every_n_steps >= 1, "at least 1"
+    )
+
+
+def _sends_to_wandb(logger: Any) -> bool:
+    """Returns whether a logger, or one of a list, is that of W&B."""
+    loggers = logger if isinstance(logger, list) else [logger]
+    return any(isinstance(one, WandbLogger) for one in loggers)
+
+
+def _with_own(given: list[Callback] | Callback | None, own: list[type[Callback]]) -> list[Callback]:
+    """Returns the given callbacks, and one of each other kind in `own`."""
+    if isinstance(given, Callback):
+        given = [given]
+    # The recorder reads the local baseline, and the figures read both.
+    callbacks = sorted(given or [], key=lambda one: not isinstance(one, LocalBaseline))
+    for kind in own:
+        base: type[Callback] = kind
+        if kind is RoundProgress:
+            base = ProgressBar
+        if not any(isinstance(callback, base) for callback in callbacks):
+            callbacks.append(kind())
+    return callbacks
 
 
 def _check_steps(arguments: dict[str, Any]) -> None:

@@ -20,6 +20,9 @@ from pfl.scores.ranking import NDCG as NDCG  # its name is known on the command 
 
 RESERVED = ("accuracy", "loss", "count")
 _UNFIT = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+_RESET_WHOLE = ("torchmetrics.", "pfl.")
+"""Packages whose metrics `reset` sets back. Others may keep numbers without `add_state`, or change
+what they are given, and begin with a copy of everything for each client."""
 _TASKS = r"^(Binary|Multiclass|Multilabel)(?=[A-Z])"
 _CURVES = (
     classification.BinaryPrecisionRecallCurve,
@@ -150,6 +153,10 @@ class ClientMetrics:
 
     def _value(self, name: str, predicted: Tensor, targets: Tensor) -> float:
         metric = self._metrics[name]
+        if not type(metric).__module__.startswith(_RESET_WHOLE):
+            metric = metric.clone()
+            predicted = predicted.clone()
+            targets = targets.clone()
         is_binary = type(metric).__name__.startswith("Binary")
         if is_binary and targets.ndim == 1 and predicted.shape[1:] == (2,):
             predicted = predicted[:, 1]  # the network has two outputs

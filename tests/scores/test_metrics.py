@@ -307,6 +307,32 @@ def test_classes_of_sequences_count_one_by_one_without_the_padding():
     assert metrics.values(predicted, targets).item() == pytest.approx(2 / 3)
 
 
+class Counting(Metric):
+    """Keeps its sums in plain attributes, which `reset` does not know, and changes its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.hits = 0
+        self.samples = 0
+
+    def update(self, probabilities, targets):
+        probabilities.neg_()
+        self.hits += int((probabilities.argmin(1) == targets).sum())
+        self.samples += len(targets)
+
+    def compute(self):
+        return self.hits / self.samples
+
+
+def test_a_metric_of_ones_own_begins_anew_for_each_client():
+    """A client with one hit in two samples, then one with two in two; twice."""
+    first = torch.tensor([[0.75, 0.25], [0.75, 0.25]])
+    metrics = ClientMetrics.read({"own": Counting(), "again": Counting()})
+    assert metrics.values(first, torch.tensor([0, 1])).tolist() == [0.5, 0.5]
+    assert metrics.values(first, torch.tensor([0, 0])).tolist() == [1.0, 1.0]
+    assert first.tolist() == [[0.75, 0.25], [0.75, 0.25]]
+
+
 class Several(Metric):
     """Returns whatever it is given."""
 

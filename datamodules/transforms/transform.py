@@ -384,9 +384,37 @@ class Pipeline:
         if samples is not None and trained is not None:
             bound = [transform.bound_to_clients(samples, trained) for transform in bound]
         result = Pipeline(bound, self._seed)
-        for visits in (None, torch.zeros_like(index)):  # as in evaluation, as in training
-            result(some, torch.zeros_like(index), index, visits, check=check_finite)
+        for visits in (None, torch.zeros(1, dtype=torch.int64)):  # as in evaluation, as in training
+            result._try_out(some, index, visits)
         return result
+
+    def _try_out(self, inputs: Tensor, samples: Tensor, visits: Tensor | None) -> None:
+        """Refuses results that are not finite, or that the second half of the inputs has otherwise.
+
+        Raises:
+            ConfigError: A transform gives such a result.
+        """
+        client = torch.zeros(1, dtype=torch.int64)
+        together: list[Tensor] = []
+        half = len(samples) // 2
+
+        def keep(name: str, result: Tensor) -> None:
+            check_finite(name, result)
+            together.append(result[half:].to(torch.float64, copy=True))
+
+        def compare(name: str, result: Tensor) -> None:
+            expected = together.pop(0)
+            # Convolutions may round otherwise in a smaller batch.
+            room = 1e-3 * float(expected.abs().amax())
+            if not torch.allclose(result.double(), expected, rtol=0, atol=room):
+                raise ConfigError(
+                    f"{name} for an input differs from call to call, or with the other inputs of "
+                    f"the batch; it must depend on the input and its `draws` only: draw with "
+                    f"`uniform` or `choice` from `draws`, as ClientNoise does"
+                )
+
+        self(inputs.clone(), client, samples, visits, check=keep)
+        self(inputs[half:].clone(), client, samples[half:], visits, check=compare)
 
     def __call__(
         self,

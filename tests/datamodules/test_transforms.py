@@ -412,3 +412,36 @@ def test_a_transform_is_blamed_for_its_result_before_training(function, parts, o
     )
     with one_line("transforms: the result of Broken", *parts):
         data.setup()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, training: x + torch.randn_like(x),
+        lambda x, training: x + torch.from_numpy(np.random.default_rng().normal(size=x.shape)),
+        lambda x, training: x + training * torch.rand(len(x), 1),
+        lambda x, training: x - x.mean(0),
+    ],
+    ids=["torch", "NumPy", "in training", "statistics of the batch"],
+)
+@pytest.mark.parametrize("count", [2, 9])
+def test_draws_that_are_no_functions_of_keys_and_mixed_samples_are_refused(
+    function, count, one_line
+):
+    inputs = torch.arange(2.0 * count).view(count, 2)
+    data = TensorDataModule(
+        inputs, torch.zeros(count), num_clients=1, transforms=[Broken(function)]
+    )
+    with one_line("transforms: the result of Broken", "differs from call to call"):
+        data.setup()
+
+
+def test_a_transform_may_change_what_it_is_given():
+    data = TensorDataModule(
+        torch.ones(4, 2),
+        torch.zeros(4),
+        num_clients=1,
+        transforms=[Broken(lambda x, training: x.mul_(2)), Broken(lambda x, training: x.add_(1))],
+    )
+    inputs, _ = next(iter(data.client(0).train_dataloader()))
+    assert inputs[0].tolist() == [3.0, 3.0]

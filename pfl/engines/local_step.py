@@ -1,6 +1,7 @@
 """The clients' local steps on the rows of a [C, P] matrix: plain steps, and optimizers' steps."""
 
 # Without annotations from __future__: TorchScript reads the annotations of named tuples.
+import inspect
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -389,6 +390,23 @@ def check_elementwise(optimizer: Optimizer) -> Optimizer:
         )
     _check_finite("optimizer", optimizer)
     return optimizer
+
+
+def check_local_step(factory: OptimizerFactory, lr: float) -> None:
+    """Refuses an optimizer that cannot take local steps, or has a rate of its own beside `lr`.
+
+    Raises:
+        ConfigError: It cannot be made, mixes the values of a tensor, or has another rate.
+    """
+    try:
+        made = factory([torch.nn.Parameter(torch.zeros(1, 1))])
+    except (TypeError, ValueError) as error:  # such as a negative momentum
+        raise ConfigError(f"model.optimizer: {error}") from error
+    check_elementwise(made)
+    own = inspect.signature(type(made)).parameters.get("lr")
+    rate = made.param_groups[0].get("lr", lr)
+    if own is not None and rate not in (own.default, lr):
+        raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
 
 
 def check_server_step(factory: OptimizerFactory) -> None:

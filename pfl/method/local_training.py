@@ -25,7 +25,7 @@ from pfl.engines.local_step import (
     LocalOptimizer,
     OptimizerFactory,
     Step,
-    check_elementwise,
+    check_local_step,
     clipped,
     step_of,
 )
@@ -202,15 +202,7 @@ class LocalTraining(Remade, MovableModule):
         self.local_steps = local_steps
         self.optimizer_factory = optimizer
         if optimizer is not None:
-            try:
-                probe = optimizer([nn.Parameter(torch.zeros(1, 1))])
-            except (TypeError, ValueError) as error:  # such as a negative momentum
-                raise ConfigError(f"model.optimizer: {error}") from error
-            check_elementwise(probe)
-            own = inspect.signature(type(probe)).parameters.get("lr")
-            rate = probe.param_groups[0].get("lr", lr)
-            if own is not None and rate not in (own.default, lr):
-                raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
+            check_local_step(optimizer, lr)
         self.register_buffer("trained_part", None, persistent=False)
         self.progress = Progress()
 

@@ -13,6 +13,7 @@ from pfl.cli.commands import compare as compare_command
 from pfl.cli.main import main, parser
 from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
+from pfl.report.comparison_tables import check_columns, score_table
 from tests.cli.configurations import SMALL
 from tests.refusal import refused
 
@@ -130,6 +131,26 @@ def test_no_run_begins_without_the_metric_that_counts(tmp_path):
     with pytest.raises(ConfigError, match=r"^FedAvg, seed=1: metric: 'f1_score'; .*accuracy, loss"):
         compare(path, tmp_path / "out")
     assert not (tmp_path / "out" / "FedAvg").exists()
+
+
+@pytest.mark.parametrize("word", ["percnt", "f1_score", "accuracy", "finetuned/5", "tuning trials"])
+def test_no_run_begins_with_a_column_that_no_run_can_have(word, tmp_path):
+    """A slip, a metric and a model that are not asked for, the score that counts, no tuning."""
+    with refused(f"compare: --latex: {word}; it must be one of percent, score, worst, model"):
+        compare(comparison(tmp_path), tmp_path / "out", "--latex", f"percent,{word}")
+    assert not (tmp_path / "out" / "FedAvg").exists()
+
+
+def test_every_column_of_a_table_is_known_before_the_runs(tmp_path):
+    """The columns of four runs, with a metric and fine-tuned models, by what they were made of."""
+    metric = {"class_path": "MulticlassF1Score", "init_args": {"num_classes": 10}}
+    loop = {"metrics": [metric], "finetune": [2], "unseen": 0.5, "finetune_lr": 0.1}
+    common = yaml.safe_load(comparison(tmp_path).read_text())["common"]
+    file = comparison_of(comparison(tmp_path, common={**common, "loop": loop}))
+    results = file.run(tmp_path / "out", paper=["f1_score", "finetuned/2", "unseen/0"])
+    heads = score_table(results.points[0]).heads[1:]
+    assert {"f1_score", "finetuned/2", "unseen/0", "unseen/2"} < set(heads)
+    check_columns(heads, jobs.check_jobs(file.jobs()), None, tuned=False)
 
 
 def test_a_metric_that_the_runs_do_not_have_is_refused(finished, tmp_path):

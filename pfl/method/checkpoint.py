@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import re
 import zlib
@@ -223,6 +224,21 @@ def _try_step(module: Method, saved: dict[str, Any]) -> None:
             f"checkpoint.optimizer_states: the server's optimizer cannot continue: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def take_settings(module: Method, checkpoint: dict[str, Any]) -> None:
+    """Gives a checkpoint's server optimizer the arguments that this run's has.
+
+    PyTorch restores the arguments of then with the state, and another rate would have no effect.
+    The state, such as a momentum, and what an optimizer counts beside its arguments stay.
+    """
+    optimizer = module.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    names = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
+    groups = optimizer.state_dict()["param_groups"]
+    saved = checkpoint["optimizer_states"][0]["param_groups"]
+    for own, group in zip(groups, saved, strict=True):
+        group.update({name: own[name] for name in names & own.keys()})
 
 
 def restore_run(module: Method, saved: dict[str, Any], rank: int, world: int) -> None:

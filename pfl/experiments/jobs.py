@@ -327,7 +327,7 @@ def run_all(
         kept = {"metric": metric, "budget": budget and list(budget)}
     before = {job.folder: finished_outcome(job, root, kept) for job in jobs}
     made = {root / folder for folder, outcome in before.items() if outcome}
-    scores = check_jobs([job for job in jobs if not before[job.folder]], metric)
+    scores = check_jobs([job for job in jobs if not before[job.folder]], metric, budget)
     if check is not None and len(made) < len(jobs):
         for job in jobs:
             if before[job.folder]:
@@ -387,6 +387,7 @@ def room_for(jobs: Iterable[Job], tasks: int, workers: int | None = None) -> Roo
 def check_jobs(
     jobs: Iterable[Job],
     metric: str | None = None,
+    budget: tuple[str, float] | None = None,
     *,
     validated: bool = False,
     tested: bool = False,
@@ -394,8 +395,8 @@ def check_jobs(
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
     A mistake in the last run is so found before the first begins. All runs must compute the score
-    `metric`, if there is one, evaluate validation samples if they are to be `validated`, and have
-    test samples if they, or runs of their data, are to be `tested`.
+    `metric`, if there is one, count what the `budget` limits, evaluate validation samples if they
+    are to be `validated`, and have test samples if they, or runs of their data, are to be `tested`.
 
     Returns:
         The scores that some run can have, such as `global/accuracy`.
@@ -410,6 +411,10 @@ def check_jobs(
             with _mistakes_of(job):
                 loop = CheckCLI(["fit", "--config", str(path)]).loop
                 loop.metrics.check_score("metric", metric, loop.finetuning.steps)
+                timed = budget is None or budget[0] != "virtual_seconds"
+                holds = timed or loop.participation.clock is not None
+                expected = "another one, or these runs need loop.clock, which counts them"
+                require_value("budget", "virtual_seconds", holds, expected)
                 share = getattr(loop.datamodule.protocol, "validation", 1)
                 if validated and not ("val" in loop.evaluate and share):
                     raise ConfigError(NOT_VALIDATED)

@@ -329,6 +329,7 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
         ({"grid": {"alpha": []}}, ["grid.alpha", "list of values"]),
         ({"grid": {"alpha": [1, 1]}}, ["grid.alpha: [1, 1]", "different"]),
         ({"runs": {"lr < 1": None, "lr > 1": None}}, ["runs", "'lr-1'"]),
+        ({"runs": {"FedAvg": None, "ü" * 128: None}}, ["runs or grid: 'ü", "at most 255 bytes"]),
     ],
 )
 def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
@@ -347,6 +348,7 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--jobs", "two"], ["--jobs", "two"]),
         (["FILE", "--jobs", "0"], ["--jobs", "at least 1"]),
         (["FILE", "--budget", "steps=2"], ["--budget", "steps", "rounds, bytes, gradients"]),
+        (["FILE", "--budget", "virtual_seconds=2"], ["budget: 'virtual_seconds'", "loop.clock"]),
         (["FILE", "--baseline", "FedPrix"], ["--baseline", "FedPrix", "FedAvg"]),
         (["FILE", "--metric", "val/global/loss"], ["--metric", "val/global/loss"]),
         (["FOLDER", "--share", "1/2"], ["--share", "folders"]),

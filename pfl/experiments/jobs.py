@@ -411,6 +411,11 @@ def check_jobs(
             with _mistakes_of(job):
                 loop = CheckCLI(["fit", "--config", str(path)]).loop
                 loop.metrics.check_score("metric", metric, loop.finetuning.steps)
+                count = loop.participation.clients_per_round
+                most = loop.datamodule.num_clients
+                expected = f"from 1 to {most} (data.num_clients), or null for everyone"
+                holds = count is None or 1 <= count <= most
+                require_value("loop.clients_per_round", count, holds, expected)
                 timed = budget is None or budget[0] != "virtual_seconds"
                 holds = timed or loop.participation.clock is not None
                 expected = "another one, or these runs need loop.clock, which counts them"

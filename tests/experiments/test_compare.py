@@ -126,6 +126,16 @@ def test_no_run_begins_before_a_mistake_in_the_last_one_is_found(tmp_path, wrong
     assert not (tmp_path / "out" / "FedAvg").exists()
 
 
+def test_no_run_begins_before_a_cohort_of_too_many_clients_is_found(tmp_path):
+    """The first point of the grid is right; the second has more clients a round than there are."""
+    clients = SMALL["data"]["init_args"]["num_clients"]
+    path = comparison(tmp_path, grid={"loop.clients_per_round": [1, clients + 1]})
+    words = f"clients_per_round: {clients + 1}; it must be from 1 to {clients} (data.num_clients)"
+    with refused(f"FedAvg, clients_per_round={clients + 1}, seed=1: loop.{words}"):
+        compare(path, tmp_path / "out")
+    assert not (tmp_path / "out" / "FedAvg").exists()
+
+
 def test_no_run_begins_without_the_metric_that_counts(tmp_path):
     path = comparison(tmp_path, metric="f1_score")
     with pytest.raises(ConfigError, match=r"^FedAvg, seed=1: metric: 'f1_score'; .*accuracy, loss"):

@@ -18,7 +18,7 @@ from torch import Tensor
 from pfl import files
 from pfl.callbacks import run_result
 from pfl.callbacks.run_folder import RunFolder
-from pfl.callbacks.run_settings import changes, configuration, settings
+from pfl.callbacks.run_settings import changes, configuration, run_name, settings
 from pfl.datamodules.errors import require_value
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
@@ -120,6 +120,7 @@ class RunRecorder(Callback):
         if self.place.writes and self.config is not None:
             files.write(self.folder / "config.yaml", self.config)
         self._compare_settings(trainer, pl_module)
+        self._compare_folders(trainer)
         self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
         if self.place.writes:
             rank_zero_info(f"Writing to {self.folder}")
@@ -141,6 +142,20 @@ class RunRecorder(Callback):
         rank_zero_warn(text, category=UserWarning)
         if self.place.writes and self._saved_config is not None:
             files.write(self.folder / f"config-until-round-{rounds}.yaml", self._saved_config)
+
+    def _compare_folders(self, trainer: pl.Trainer) -> None:
+        """Warns of another name for the run than the checkpoint's, which a resumed run ignores."""
+        if self._saved_files is None or self.config is None or self._saved_config is None:
+            return
+        if run_name(self.config) == run_name(self._saved_config):
+            return  # the folder may have been moved, or be <name>-2
+        given = Path(getattr(trainer, "root", ""), getattr(trainer, "name", ""))
+        if given.resolve() != self.folder.resolve():
+            rank_zero_warn(
+                f"trainer.name and trainer.default_root_dir: {given} has no effect; a run that is "
+                f"resumed goes on in the folder of its checkpoint, {self.folder}",
+                category=UserWarning,
+            )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if trainer.ckpt_path is None and pl_module.rounds != trainer.current_epoch:

@@ -47,6 +47,12 @@ def configuration(
     }
 
 
+def run_name(text: str) -> list[Any]:
+    """Returns the name of a run and the folder of all runs, from the YAML of a configuration."""
+    trainer = yaml.safe_load(text).get("trainer") or {}
+    return [trainer.get("name"), trainer.get("default_root_dir")]
+
+
 def settings(configured: dict[str, Any]) -> dict[str, Any]:
     """Returns by its key each setting of a configuration that a resumed run should have again."""
     groups = {key: configured.get(key) for key in ("model", "data", "loop")}

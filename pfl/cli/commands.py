@@ -75,6 +75,7 @@ def compare(given: argparse.Namespace) -> None:
                 share=given.share or (1, 1),
                 keep=given.keep,
                 live=given.live,
+                paper=given.latex,
             )
         except Missing as missing:
             print(missing)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +13,7 @@ from pfl.datamodules.errors import require_value
 from pfl.experiments.grid import Grid
 from pfl.experiments.jobs import finished_outcome, read_run, run_all
 from pfl.experiments.results import Results
+from pfl.report.comparison_tables import check_columns
 from pfl.scores.runs import BUDGETS
 
 C = TypeVar("C", bound="Comparison")
@@ -97,6 +100,7 @@ class Comparison(Grid):
         share: tuple[int, int] = (1, 1),
         keep: bool = False,
         live: bool = False,
+        paper: Sequence[str] = (),
     ) -> Results:
         """Makes the runs that have not been made, and returns the results of all.
 
@@ -109,6 +113,8 @@ class Comparison(Grid):
             keep: Keeps checkpoints: of each run the last one, and that of the best round on
                 validation data.
             live: Writes `live.html`, a page that tells how far the runs are.
+            paper: The columns that `Results.write` will get: one that no run can have is refused
+                before the first run, unless other machines make some of the runs.
 
         Raises:
             ConfigError: A configuration has a mistake, or a run failed by one.
@@ -117,6 +123,11 @@ class Comparison(Grid):
         root = self.folder("compare", None if out is None else Path(out))
         all_jobs = self.jobs()
         mine = all_jobs[share[0] - 1 :: share[1]]
+        check = None
+        if len(mine) == len(all_jobs):
+            check = functools.partial(
+                check_columns, paper, metric=self.metric, tuned=bool(self.tuning)
+            )
         outcomes = run_all(
             mine,
             root,
@@ -125,6 +136,7 @@ class Comparison(Grid):
             metric=self.metric,
             budget=self.limit,
             live=live,
+            check=check,
         )
         for job in all_jobs:
             if job.folder not in outcomes:

@@ -53,6 +53,7 @@ CONFIGURATIONS = (
     "tables",
     "full",
 )  # keys that hold configurations
+LONGEST = 255  # bytes of a folder's name
 INNER = {"inner": True}  # marks a field that no file has
 OWNER = ".source"  # in a folder of results: the file that they belong to
 
@@ -149,8 +150,13 @@ class Grid:
         }
         for key, value in values.items():
             object.__setattr__(self, key, value)
-        if not self.jobs():
+        jobs = self.jobs()
+        if not jobs:
             raise ConfigError("grid: `without` leaves no run")
+        for part in dict.fromkeys(part for job in jobs for part in job.folder.parts):
+            holds = len(os.fsencode(part)) <= LONGEST
+            expected = f"at most {LONGEST} bytes long, as a folder is called like it"
+            require_value("runs or grid", part, holds, expected)
 
     def jobs(self) -> list[Job]:
         """Returns all runs, in the order of the file."""

@@ -15,7 +15,7 @@ import shutil
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,11 @@ from pfl.experiments.progress import Expected, Watch, live_page, say
 from pfl.experiments.room import Room, used_memory, visible_cards
 from pfl.experiments.workers import side_by_side
 from pfl.files import content, make_folder, read_json, write_json
-from pfl.scores.runs import OUTCOME, Run
+from pfl.method.scoring import BACKDOOR
+from pfl.rounds.loop import FederatedLoop
+from pfl.scores.metrics import known_models
+from pfl.scores.names import HIGHER_IS_BETTER, scores_among
+from pfl.scores.runs import OUTCOME, Run, column_names
 
 QUIET_TRAINER = {
     "enable_progress_bar": False,
@@ -309,18 +313,27 @@ def run_all(
     metric: str | None = None,
     budget: tuple[str, float] | None = None,
     live: bool = False,
+    check: Callable[[Sequence[str]], None] | None = None,
 ) -> dict[Path, Config]:
     """Runs jobs in `root`, and prints a line when one has ended; returns the outcomes by folder.
 
     All runs must compute the score `metric`, if there is one. With `keep` they keep the checkpoint
     of the round that counts by it, within the `budget`, and the last one. With `live` a page in
-    `root` tells how far they are.
+    `root` tells how far they are. Before the first run `check` is called with the scores that some
+    run can have, such as `global/accuracy`; if it raises, no run begins.
     """
     kept: Config | None = None
     if keep:
         kept = {"metric": metric, "budget": budget and list(budget)}
-    made = {root / job.folder for job in jobs if finished_outcome(job, root, kept)}
-    check_jobs([job for job in jobs if root / job.folder not in made], metric)
+    before = {job.folder: finished_outcome(job, root, kept) for job in jobs}
+    made = {root / folder for folder, outcome in before.items() if outcome}
+    scores = check_jobs([job for job in jobs if not before[job.folder]], metric, budget)
+    if check is not None and len(made) < len(jobs):
+        for job in jobs:
+            if before[job.folder]:
+                columns = column_names(read_run(job, root, before[job.folder]).rows)
+                scores += [f"{name.model}/{name.number}" for name in scores_among(columns)]
+        check(list(dict.fromkeys(scores)))
     work = functools.partial(execute, root=root, kept=kept)
     outcomes: dict[Path, Config] = {}
     room = room_for(jobs, len(jobs), workers)
@@ -374,16 +387,21 @@ def room_for(jobs: Iterable[Job], tasks: int, workers: int | None = None) -> Roo
 def check_jobs(
     jobs: Iterable[Job],
     metric: str | None = None,
+    budget: tuple[str, float] | None = None,
     *,
     validated: bool = False,
     tested: bool = False,
-) -> None:
+) -> list[str]:
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
     A mistake in the last run is so found before the first begins. All runs must compute the score
-    `metric`, if there is one, evaluate validation samples if they are to be `validated`, and have
-    test samples if they, or runs of their data, are to be `tested`.
+    `metric`, if there is one, count what the `budget` limits, evaluate validation samples if they
+    are to be `validated`, and have test samples if they, or runs of their data, are to be `tested`.
+
+    Returns:
+        The scores that some run can have, such as `global/accuracy`.
     """
+    scores: dict[str, None] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         points = {job.folder.parent: job for job in jobs}.values()  # one seed of each
@@ -393,9 +411,29 @@ def check_jobs(
             with _mistakes_of(job):
                 loop = CheckCLI(["fit", "--config", str(path)]).loop
                 loop.metrics.check_score("metric", metric, loop.finetuning.steps)
+                count = loop.participation.clients_per_round
+                most = loop.datamodule.num_clients
+                expected = f"from 1 to {most} (data.num_clients), or null for everyone"
+                holds = count is None or 1 <= count <= most
+                require_value("loop.clients_per_round", count, holds, expected)
+                timed = budget is None or budget[0] != "virtual_seconds"
+                holds = timed or loop.participation.clock is not None
+                expected = "another one, or these runs need loop.clock, which counts them"
+                require_value("budget", "virtual_seconds", holds, expected)
                 share = getattr(loop.datamodule.protocol, "validation", 1)
                 if validated and not ("val" in loop.evaluate and share):
                     raise ConfigError(NOT_VALIDATED)
                 share = getattr(loop.datamodule.protocol, "test", 1)
                 expected = "above 0, as a look is judged on test samples"
                 require_value("data.protocol.test", share, bool(share) or not tested, expected)
+                scores.update(dict.fromkeys(_scores_of(loop)))
+    return list(scores)
+
+
+def _scores_of(loop: FederatedLoop) -> list[str]:
+    """Returns the scores that a run can have, such as `global/accuracy`."""
+    numbers = [*HIGHER_IS_BETTER, *loop.metrics.names]
+    if loop.participation.attackers is not None:
+        numbers.append(BACKDOOR)
+    models = known_models(loop.finetuning.steps)
+    return [f"{model}/{number}" for model in models for number in numbers]

@@ -39,12 +39,16 @@ progress {{ width: 8rem; }}
 
 @dataclass(frozen=True)
 class Row:
-    """A run on the page: its name, how many of its rounds are done, and its score so far."""
+    """A run on the page: its name, how many of its rounds are done, and its score so far.
+
+    `early` says in a word that it ended before its last round, and how; empty for others.
+    """
 
     label: str
     done: float
     rounds: int
     score: str
+    early: str = ""
 
 
 def write_page(path: Path, title: str, head: str, rows: Sequence[Row], ended: bool = False) -> None:
@@ -55,8 +59,13 @@ def write_page(path: Path, title: str, head: str, rows: Sequence[Row], ended: bo
     lines = []
     for row in rows:
         bar = f'<progress max="{row.rounds}" value="{row.done:.0f}"></progress>'
+        rounds = f"{row.done:.0f}"
+        if row.done <= row.rounds:  # else nobody knows how many there will be
+            rounds += f" of {row.rounds}"
+        if row.early:
+            rounds += f", {row.early}"
         lines.append(
-            f"<tr><td>{escape(row.label)}</td><td>{row.done:.0f} of {row.rounds}</td>"
+            f"<tr><td>{escape(row.label)}</td><td>{rounds}</td>"
             f"<td>{bar}</td><td>{escape(row.score)}</td></tr>"
         )
     text = PAGE.format(

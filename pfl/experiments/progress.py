@@ -142,21 +142,27 @@ class Watch:
             return
         rows = []
         count = 0
+        now = 0.0
         for run in self.runs:
             path = run.folder / "metrics.csv"
+            has_ended = self._has_ended(run)
             numbers: dict[str, float] = {}
-            if self._has_ended(run) or _changed(path) >= self._since:
+            if has_ended or _changed(path) >= self._since:
                 numbers = latest_numbers(path)
-            done = min(numbers.get("round", 0.0), run.rounds)
-            if self._has_ended(run):
+            done = numbers.get("round", 0.0)
+            early = ""
+            if has_ended:
                 count += 1
-                done = run.rounds
-            rows.append(Row(run.label, done, run.rounds, self._score(numbers)))
+                now += run.rounds  # it has nothing left to do
+                if done < run.rounds:
+                    early = _how_it_ended(run.folder)
+            else:
+                now += min(done, run.rounds)
+            rows.append(Row(run.label, done, run.rounds, self._score(numbers), early))
         total = sum(run.rounds for run in self.runs)
-        now = sum(row.done for row in rows)
-        left = time_left(self._begun, now - self._known, total - self._known)
-        if count == len(self.runs):
-            left = ""
+        left = ""
+        if not ended and count < len(self.runs):
+            left = time_left(self._begun, now - self._known, total - self._known)
         head = f"{count} of {len(self.runs)} runs have ended{left}"
         title = self.page.parent.name
         with suppress(ConfigError):  # a full disk must not end the runs
@@ -221,6 +227,14 @@ def latest_numbers(path: Path) -> dict[str, float]:
         with suppress(TypeError, ValueError):
             latest |= {name: float(value) for name, value in row.items() if value}
     return latest
+
+
+def _how_it_ended(folder: Path) -> str:
+    """Returns in a word how a run ended before its last round."""
+    with suppress(ConfigError):  # the file may be damaged
+        if files.read_json(folder / OUTCOME).get("status") == "diverged":
+            return "diverged"
+    return "ended early"
 
 
 def _changed(path: Path) -> float:

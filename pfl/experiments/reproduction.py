@@ -151,7 +151,7 @@ class Reproduction(Comparison):
         all_jobs = self.jobs()
         root = out / self.runs_of
         make_folder(root, "reproduce: --out")
-        outcomes = run_all(all_jobs, root, workers=jobs, live=live)
+        outcomes = run_all(all_jobs, root, workers=jobs, live=live, check=self._check_scores)
         rows = [row for job in all_jobs for row in rows_of(job, root, outcomes[job.folder])]
         place = ["run", *self.grid, "seed", "diverged"]
         metrics = list(dict.fromkeys(key for row in rows for key in row if key not in place))
@@ -185,6 +185,12 @@ class Reproduction(Comparison):
             )
             write(paths[-1], "\n".join(parts))
         return paths
+
+    def _check_scores(self, scores: Sequence[str]) -> None:
+        """Refuses panels and tables with scores that no run can have."""
+        if self.only is None:  # of one row the others' scores may be missing
+            for panel in self.shown:
+                panel.check_scores(self.name, scores)
 
 
 def written(value: Any) -> str:

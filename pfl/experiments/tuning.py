@@ -199,7 +199,7 @@ class Tuning(Comparison):
             for run, space in self.spaces.items()
         }
         tried = [job.with_changes([nest(first[job.run])]) for job in places]
-        check_jobs(tried, self.score, validated=True)
+        check_jobs(tried, self.score, self.limit, validated=True)
         for job in places:
             check_space(job, self.spaces[job.run])
         work = functools.partial(tune_run, tuning=self, root=root)

@@ -501,6 +501,8 @@ class FederatedAlgorithm(Method):
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)
             checkpoint.check(self, checkpoint_)
+            if self.trainer.state.fn == "fit":
+                checkpoint.take_server_arguments(self, checkpoint_)
 
     def _log_row(self, row: dict[str, float]) -> None:
         """Passes a round's numbers to callbacks and loggers, with all their digits.

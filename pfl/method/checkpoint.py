@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import re
 import zlib
@@ -54,6 +55,7 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
     if module.oracle.chosen is not None:
         saved["engine"] = module.oracle.chosen
     saved["ran_with"] = module.oracle.engine.name
+    saved["server_optimizer"] = _server_arguments(module)
     saved["has_global"] = module.has_global
     who = module.run.loop.participation
     saved["virtual_seconds"] = who.ended(module.progress.rounds)
@@ -223,6 +225,32 @@ def _try_step(module: Method, saved: dict[str, Any]) -> None:
             f"checkpoint.optimizer_states: the server's optimizer cannot continue: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def take_server_arguments(module: Method, checkpoint: dict[str, Any]) -> None:
+    """Gives a checkpoint's server optimizer the arguments that have changed since.
+
+    PyTorch restores the arguments of then with the state, and another rate would have no effect.
+    The state stays, such as a momentum, and what callbacks have made of other arguments.
+    Checkpoints from before arguments were kept do not have what is compared.
+    """
+    saved = checkpoint["federated"]
+    if "server_optimizer" not in saved:
+        return
+    check_parts(saved, {"server_optimizer": {}}, "federated")
+    before = saved["server_optimizer"]
+    now = _server_arguments(module)
+    changed = {name: value for name, value in now.items() if before.get(name) != value}
+    for group in checkpoint["optimizer_states"][0]["param_groups"]:
+        group.update(changed)
+
+
+def _server_arguments(module: Method) -> dict[str, Any]:
+    """Returns the arguments of the server's optimizer, as the configuration has them."""
+    optimizer = module.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    names = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
+    return {name: value for name, value in optimizer.defaults.items() if name in names}
 
 
 def restore_run(module: Method, saved: dict[str, Any], rank: int, world: int) -> None:

@@ -33,7 +33,7 @@ class ComparedRuns:
             the model after fine-tuning, the personalized or the global model.
 
     Raises:
-        ConfigError: No run has that score.
+        ConfigError: No run has that score, or a run has not recorded what the budget limits.
     """
 
     runs: Sequence[Run]
@@ -52,6 +52,14 @@ class ComparedRuns:
             have = [f"{name.model}/{name.number}" for name in scores if name.number == number]
             words = ", ".join(have or names.numbers_of(columns))
             raise ConfigError(f"metric: {self.metric}; the runs have {words}")
+        if self.budget is not None:
+            what = BUDGETS[self.budget[0]]
+            for run in self.runs:
+                if run.rows and not {*what} & {*column_names(run.rows)}:
+                    raise ConfigError(
+                        f"budget: {self.budget[0]}; {run.folder} has no {' and no '.join(what)} in "
+                        f"its metrics.csv (virtual seconds need loop.clock)"
+                    )
         self.chosen.update({id(run): run.selected(self.budget, self.metric) for run in self.runs})
 
     @property

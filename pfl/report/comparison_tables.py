@@ -11,7 +11,7 @@ import numpy as np
 from pfl.errors import ConfigError
 from pfl.report.comparison import ComparedRuns, all_labels, blocks
 from pfl.report.table import Cell, Column, Estimate, Table
-from pfl.scores.names import ScoreName, direction, models_of, numbers_of
+from pfl.scores.names import ScoreName, direction, models_of, numbers_of, parts_of
 from pfl.scores.runs import Row, Run
 from pfl.scores.statistics import Paired, mean_ranks
 
@@ -100,12 +100,7 @@ def paper_table(comparisons: Sequence[ComparedRuns], words: Sequence[str]) -> Ta
     rows: dict[str, list[Cell]] = {label: [label] for label in all_labels(comparisons)}
     for comparison in comparisons:
         table = score_table(comparison)
-        known = [*PRINTED, *(head for head in table.heads[1:] if head not in PRINTED.values())]
-        for word in words:
-            if word != "percent" and word not in (*known, *PRINTED.values()):
-                raise ConfigError(
-                    f"compare: --latex: {word}; it must be one of percent, {', '.join(known)}"
-                )
+        _require_heads(words, table.heads[1:])
         part = table.only(["method", *shown])
         cells = {str(row[0]): row[1:] for row in part.rows}
         for label, row in rows.items():
@@ -126,6 +121,35 @@ def paper_table(comparisons: Sequence[ComparedRuns], words: Sequence[str]) -> Ta
     if any(len(c.of(label)) > 1 for c in comparisons for label in c.labels):
         caption += ", mean ± sample standard deviation over seeds"
     return Table(columns, list(rows.values()), f"{caption}.", "tab:comparison")
+
+
+def check_columns(
+    words: Sequence[str], scores: Sequence[str], metric: str | None, *, tuned: bool
+) -> None:
+    """Refuses columns of `paper_table` that no run can have, before there are runs.
+
+    Args:
+        words: As in `paper_table`.
+        scores: The scores that some run can have, such as `global/accuracy`.
+        metric: The score that counts, as in `ComparedRuns`.
+        tuned: Whether it is known what the methods' tuning took.
+    """
+    names = [ScoreName("test", *parts_of(score)) for score in scores]
+    models = dict.fromkeys(name.model for name in names)
+    own = {"loss", parts_of(metric)[1] or "accuracy"}  # the latter is the score that counts
+    others = dict.fromkeys(name.number for name in names if name.number not in own)
+    costs = [head for head in MEANS_ONLY if tuned or head != "tuning trials"]
+    _require_heads(words, ["model", *models, *others, *costs])
+
+
+def _require_heads(words: Sequence[str], heads: Sequence[str]) -> None:
+    """Refuses columns of a paper's table that are not among the headings."""
+    known = [*PRINTED, *(head for head in heads if head not in PRINTED.values())]
+    for word in words:
+        if word != "percent" and word not in (*known, *PRINTED.values()):
+            raise ConfigError(
+                f"compare: --latex: {word}; it must be one of percent, {', '.join(known)}"
+            )
 
 
 def _label(comparison: ComparedRuns) -> str:

@@ -32,6 +32,7 @@ import numpy as np
 from pfl.datamodules.errors import is_number, require_value
 from pfl.errors import ConfigError
 from pfl.report.plots import COLOURS, LINES, MARKERS, Curve, Figure, Plot
+from pfl.scores.names import MODELS, SPLITS, STATISTICS, ScoreName
 from pfl.scores.runs import BUDGETS, Run
 
 PanelRow = Mapping[str, Any]
@@ -121,6 +122,21 @@ class Panel:
             metrics = ", ".join(known)
             raise ConfigError(f"{figure}: panels: no run has {missing[0]!r}; there are {metrics}")
 
+    def check_scores(self, figure: str, scores: Sequence[str]) -> None:
+        """Refuses a panel with a score that no run can have; `scores` are as `global/accuracy`.
+
+        Other metrics are known once the runs have ended (`check`).
+        """
+        shown = [self.y, [self.x]]
+        if isinstance(self.at, dict):
+            shown.append(list(self.at))
+        for names in shown:
+            if not any(all(_can_be(n, scores) for n in name.split(SUM)) for name in names):
+                raise ConfigError(
+                    f"{figure}: panels: no run has {' or '.join(names)!r}; scores on test or "
+                    f"validation data are {', '.join(scores)}"
+                )
+
     def lines(self, table: Sequence[PanelRow]) -> list[Curve]:
         """Returns the lines: one for each run and point of the grid's other axes."""
         others = {k: self.where.get(k, v) for k, v in self.axes.items() if k != self.x}
@@ -169,6 +185,17 @@ class Panel:
     def _y(self, row: PanelRow) -> float | None:
         sums = (y.split(SUM) for y in self.y)
         return next((sum(row[n] for n in names) for names in sums if row.keys() >= {*names}), None)
+
+
+def _can_be(metric: str, scores: Sequence[str]) -> bool:
+    """Returns whether a metric is one of the scores, or a statistic of one, or no score at all."""
+    name = ScoreName.of(metric)
+    numbers = [name.number, *(name.number.removesuffix(end) for end in STATISTICS)]
+    if any(f"{name.model}/{number}" in scores for number in numbers):
+        return True
+    known = {score.rpartition("/")[2] for score in scores}
+    is_score = name.kind in MODELS or not known.isdisjoint(numbers)
+    return name.split not in SPLITS or not is_score
 
 
 def _differences(series: _Series, base: _Series) -> _Series:

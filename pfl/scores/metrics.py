@@ -106,11 +106,10 @@ class ClientMetrics:
         if name is None:
             return
         model, number = parts_of(name)
-        models = ["", *MODELS[:3], *(f"finetuned/{k}" for k in steps)]
-        models += [f"unseen/{k}" for k in sorted({0, *steps})]
+        models = known_models(steps)
         expected = "a validation score, such as val/global/loss, of the models "
-        expected += ", ".join(models[1:])
-        require_value(key, name, not name.startswith("test/") and model in models, expected)
+        expected += ", ".join(models)
+        require_value(key, name, not name.startswith("test/") and model in ("", *models), expected)
         directions = {**HIGHER_IS_BETTER, **self.higher_is_better}
         clear = [score for score, higher in directions.items() if higher is not None]
         expected = f"one of {', '.join(clear)}, or one of loop.metrics with `higher_is_better`"
@@ -190,6 +189,12 @@ class ClientMetrics:
             f"loop.metrics: {type(metric).__name__}.compute returned {shown}; it must return one "
             f"number, as most metrics do with average: macro"
         )
+
+
+def known_models(steps: Sequence[int]) -> list[str]:
+    """Returns the models that a run may score, with the numbers of steps of its fine-tuning."""
+    adapted = [f"finetuned/{k}" for k in steps]
+    return [*MODELS[:3], *adapted, *(f"unseen/{k}" for k in sorted({0, *steps}))]
 
 
 def short_name(metric: Metric) -> str:

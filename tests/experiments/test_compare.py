@@ -13,6 +13,7 @@ from pfl.cli.commands import compare as compare_command
 from pfl.cli.main import main, parser
 from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
+from pfl.report.comparison_tables import check_columns, score_table
 from tests.cli.configurations import SMALL
 from tests.refusal import refused
 
@@ -125,11 +126,41 @@ def test_no_run_begins_before_a_mistake_in_the_last_one_is_found(tmp_path, wrong
     assert not (tmp_path / "out" / "FedAvg").exists()
 
 
+def test_no_run_begins_before_a_cohort_of_too_many_clients_is_found(tmp_path):
+    """The first point of the grid is right; the second has more clients a round than there are."""
+    clients = SMALL["data"]["init_args"]["num_clients"]
+    path = comparison(tmp_path, grid={"loop.clients_per_round": [1, clients + 1]})
+    words = f"clients_per_round: {clients + 1}; it must be from 1 to {clients} (data.num_clients)"
+    with refused(f"FedAvg, clients_per_round={clients + 1}, seed=1: loop.{words}"):
+        compare(path, tmp_path / "out")
+    assert not (tmp_path / "out" / "FedAvg").exists()
+
+
 def test_no_run_begins_without_the_metric_that_counts(tmp_path):
     path = comparison(tmp_path, metric="f1_score")
     with pytest.raises(ConfigError, match=r"^FedAvg, seed=1: metric: 'f1_score'; .*accuracy, loss"):
         compare(path, tmp_path / "out")
     assert not (tmp_path / "out" / "FedAvg").exists()
+
+
+@pytest.mark.parametrize("word", ["percnt", "f1_score", "accuracy", "finetuned/5", "tuning trials"])
+def test_no_run_begins_with_a_column_that_no_run_can_have(word, tmp_path):
+    """A slip, a metric and a model that are not asked for, the score that counts, no tuning."""
+    with refused(f"compare: --latex: {word}; it must be one of percent, score, worst, model"):
+        compare(comparison(tmp_path), tmp_path / "out", "--latex", f"percent,{word}")
+    assert not (tmp_path / "out" / "FedAvg").exists()
+
+
+def test_every_column_of_a_table_is_known_before_the_runs(tmp_path):
+    """The columns of four runs, with a metric and fine-tuned models, by what they were made of."""
+    metric = {"class_path": "MulticlassF1Score", "init_args": {"num_classes": 10}}
+    loop = {"metrics": [metric], "finetune": [2], "unseen": 0.5, "finetune_lr": 0.1}
+    common = yaml.safe_load(comparison(tmp_path).read_text())["common"]
+    file = comparison_of(comparison(tmp_path, common={**common, "loop": loop}))
+    results = file.run(tmp_path / "out", paper=["f1_score", "finetuned/2", "unseen/0"])
+    heads = score_table(results.points[0]).heads[1:]
+    assert {"f1_score", "finetuned/2", "unseen/0", "unseen/2"} < set(heads)
+    check_columns(heads, jobs.check_jobs(file.jobs()), None, tuned=False)
 
 
 def test_a_metric_that_the_runs_do_not_have_is_refused(finished, tmp_path):
@@ -308,6 +339,7 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
         ({"grid": {"alpha": []}}, ["grid.alpha", "list of values"]),
         ({"grid": {"alpha": [1, 1]}}, ["grid.alpha: [1, 1]", "different"]),
         ({"runs": {"lr < 1": None, "lr > 1": None}}, ["runs", "'lr-1'"]),
+        ({"runs": {"FedAvg": None, "ü" * 128: None}}, ["runs or grid: 'ü", "at most 255 bytes"]),
     ],
 )
 def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
@@ -326,6 +358,7 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--jobs", "two"], ["--jobs", "two"]),
         (["FILE", "--jobs", "0"], ["--jobs", "at least 1"]),
         (["FILE", "--budget", "steps=2"], ["--budget", "steps", "rounds, bytes, gradients"]),
+        (["FILE", "--budget", "virtual_seconds=2"], ["budget: 'virtual_seconds'", "loop.clock"]),
         (["FILE", "--baseline", "FedPrix"], ["--baseline", "FedPrix", "FedAvg"]),
         (["FILE", "--metric", "val/global/loss"], ["--metric", "val/global/loss"]),
         (["FOLDER", "--share", "1/2"], ["--share", "folders"]),

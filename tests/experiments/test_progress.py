@@ -142,6 +142,30 @@ def test_a_page_has_every_run_and_reloads_until_all_has_ended(runs, tmp_path, mo
     assert 'http-equiv="refresh"' not in page.read_text()
 
 
+def test_a_run_that_ended_early_has_the_rounds_that_it_made(runs, tmp_path, monkeypatch):
+    """B stopped after four of ten rounds and C diverged in its third; D never begins.
+
+    Of the thirty rounds that A had not made, D's ten are left, and the other two runs took ten
+    minutes for their twenty: five minutes. Once the command has ended, nothing is left.
+    """
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    page = tmp_path / "live.html"
+    with Watch(runs, {runs[0].folder}, page=page) as watch:
+        watch._since -= 1
+        watch._begun -= 600
+        write(runs[1].folder, 4)
+        (runs[1].folder / "outcome.json").write_text('{"status": "finished"}')
+        write(runs[2].folder, 2)
+        (runs[2].folder / "outcome.json").write_text('{"status": "diverged"}')
+        watch.write_page()
+        text = page.read_text()
+    assert "<td>B</td><td>4 of 10, ended early</td>" in text
+    assert "<td>C</td><td>2 of 10, diverged</td>" in text
+    assert "<td>A</td><td>10 of 10</td>" in text and "<td>D</td><td>0 of 10</td>" in text
+    assert "3 of 4 runs have ended, about 5 min left" in text
+    assert "3 of 4 runs have ended<" in page.read_text()
+
+
 @pytest.mark.usefixtures("quick_figures")
 def test_live_writes_the_page_beside_the_runs(tmp_path):
     path = comparison(tmp_path, seeds=1)

@@ -439,6 +439,28 @@ def test_one_row_of_one_seed_is_the_row_of_the_whole(here):
     assert table(here / "whole" / "tiny.csv") == whole
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"y": ["test/global/acuracy", "test/personal/loss"]},
+        {"y": "test/global/accuracy + test/finetuned/5/accuracy"},
+        {"y": "test/global/loss", "x": "val/personalised/loss_std"},
+        {"y": "train/loss", "at": {"test/knn/accuraty": 0.5}, "x": "local_steps"},
+    ],
+)
+def test_no_run_begins_with_a_score_that_no_run_can_have(wrong, here):
+    status, _, error = call(write(changed(TINY, panels=[wrong, *TINY["panels"]])), "--out", "out")
+    assert status == 2 and error.startswith("error: tiny: panels: no run has ")
+    assert error.count("\n") == 1 and "global/accuracy, global/loss" in error
+    assert not list((here / "out" / "tiny").iterdir())
+
+
+def test_statistics_of_scores_and_other_columns_are_not_refused_before_the_runs():
+    panel = {"y": "mine/number", "x": "test/personalized/loss_worst10", "at": {"test/a/b": 1}}
+    shown = Reproduction.from_file(write(changed(TINY, panels=[panel]))).shown[0]
+    shown.check_scores("tiny", ["global/accuracy", "personalized/loss"])
+
+
 def test_a_row_without_what_some_panels_show_is_the_others(here):
     """FedAvg has no personalized models, of which one of the panels is."""
     panels = [{"y": "test/personalized/loss"}, {"y": "test/global/loss"}]

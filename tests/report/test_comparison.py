@@ -57,6 +57,16 @@ def cell(table, label, column):
     return row[table.heads.index(column)]
 
 
+def test_a_budget_of_what_a_run_has_not_counted_is_refused():
+    """Both runs would stay whole, and the table would say that they were cut."""
+    runs = [run("A", 0, [0.5, 0.9]), run("B", 0, [0.6, 0.7])]
+    for row in runs[0].rows:
+        row["virtual_seconds"] = 2.0 * row["round"]
+    assert ComparedRuns(runs[:1], "A", ("virtual_seconds", 3.0)).chosen[id(runs[0])]["round"] == 1
+    with refused("budget: virtual_seconds", "has no virtual_seconds", "loop.clock"):
+        ComparedRuns(runs, "A", ("virtual_seconds", 3.0))
+
+
 def test_validation_chooses_the_round_and_not_the_test():
     """The best test score, 0.9 in round 2, must not be seen: validation is best in round 3."""
     comparison = ComparedRuns([run("A", 0, [0.5, 0.9, 0.7], [0.1, 0.2, 0.3])], "A")

@@ -446,6 +446,48 @@ def test_a_long_trace_is_told_by_its_beginning():
     assert len(before) < 220 and len(now) < 220
 
 
+@pytest.mark.filterwarnings("ignore:From round 2 on the run has other settings")
+def test_another_rate_of_the_server_counts_and_its_momentum_stays(tmp_path):
+    """SGD moves by rate x velocity, and the velocity of round 2 does not depend on that rate.
+
+    So half the rate in round 2 moves the model half as far as the rate of before does.
+    """
+
+    def after(rounds, folder, rate, **keys):
+        server = partial(torch.optim.SGD, lr=rate, momentum=0.9)
+        return fit(
+            tmp_path / folder, lambda: FedAvg(mlp(), server_optimizer=server), rounds, **keys
+        ).space.vector.detach()
+
+    first = after(1, "run", 1.0)
+    whole = after(2, "whole", 1.0)
+    last = tmp_path / "run" / "run" / "checkpoints" / "last.ckpt"
+    half = after(2, "run", 0.5, ckpt_path=last)
+    torch.testing.assert_close(half - first, (whole - first) / 2, rtol=0, atol=1e-7)
+    assert (whole - first).abs().max() > 1e-3
+
+
+@pytest.mark.cli
+def test_another_name_of_a_resumed_run_is_told(tmp_path, capsys):
+    """A run goes on where its checkpoint is, also if it is the second run of its name."""
+
+    def call(rounds, *words):
+        small = ("--data.num_clients=6", "--data.partition.alpha=1.0", "--trainer.accelerator=cpu")
+        trainer = (f"--trainer.max_epochs={rounds}", f"--trainer.default_root_dir={tmp_path}")
+        config = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+        assert main(["fit", f"--config={config}", *small, *trainer, *words]) == 0
+        assert capsys.readouterr().err == ""
+
+    (tmp_path / "one").mkdir()
+    call(1, "--trainer.name=one")
+    folder = tmp_path / "one-2"
+    last = f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}"
+    call(2, "--trainer.name=one", last)
+    with pytest.warns(UserWarning, match=f"{tmp_path / 'two'} has no effect; .* {folder}$"):
+        call(3, "--trainer.name=two", last)
+    assert rounds_in(folder) == [1, 2, 3] and not (tmp_path / "two").exists()
+
+
 def test_another_content_of_a_trace_is_another_setting(tmp_path):
     path = tmp_path / "trace.json"
     found = []

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -132,12 +132,15 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self.batch_size = as_int(batch_size)
         self.seed = as_int(seed) or 0
         self.num_workers = int(num_workers)
-        for transform in transforms or ():
-            expected = "a list of Transforms, such as [Normalize()]"
+        expected = "a list of Transforms, such as [Normalize()]"
+        listed = isinstance(transforms, Iterable) and not isinstance(transforms, str)
+        require_value(f"{name}.transforms", transforms, transforms is None or listed, expected)
+        changes = list(transforms or ())
+        for transform in changes:
             require_value(
                 f"{name}.transforms", transform, isinstance(transform, Transform), expected
             )
-        self._transforms = Pipeline(transforms or (), self.seed)
+        self._transforms = Pipeline(changes, self.seed)
         self.scale_targets = scale_targets
         self.target_scale: TargetScale | None = None
         self._client_scales: list[TargetScale] | None = None
@@ -242,7 +245,10 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             self._num_clients = rule.count()
         assert self._num_clients is not None
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
-        _check_owned(f"{type(self.partitioner).__name__}.assign", owned, self._num_clients, pool)
+        key = f"{type(self.partitioner).__name__}.assign"
+        _check_owned(key, owned, self._num_clients, pool)
+        if not rule.overlaps:
+            _check_apart(key, owned, pool)
         self._client_names = names = rule.client_names(owned)
         fits = isinstance(names, list) and len({*names}) == self._num_clients
         if names is not None and not fits:
@@ -576,6 +582,23 @@ def _check_owned(key: str, owned: object, num_clients: int, total: int) -> None:
     given = f"samples from {flat.min()} to {flat.max()}"
     holds = flat.min() >= 0 and flat.max() < total
     require_value(key, given, holds, f"from 0 to {total - 1}")
+
+
+def _check_apart(key: str, owned: IndexArrays, total: int) -> None:
+    """Refuses a sample of two clients, or twice of one, by a rule without `overlaps`."""
+    counts = np.bincount(owned.flat, minlength=total)
+    several = np.flatnonzero(counts > 1)
+    if not len(several):
+        return
+    sample = int(several[0])
+    first, second = owned.owners[owned.flat == sample][:2].tolist()
+    given = f"clients {first} and {second} both have the sample {sample}"
+    if first == second:
+        given = f"client {first} has the sample {sample} several times"
+    raise ConfigError(
+        f"{key}: {given}; each sample must be of one client, once, unless the rule says overlaps "
+        f"= True"
+    )
 
 
 def _warn_of_newcomers(name: str, partition: Partition) -> None:

@@ -270,6 +270,17 @@ def never_trained(network: str, names: Sequence[str]) -> ConfigError:
     )
 
 
+def refuse_computed(network: nn.Module) -> None:
+    """Refuses a network with a tensor that was computed from others, which cannot be copied."""
+    for name, tensor in _tensors_in("", network, set()):
+        if not tensor.is_leaf:
+            raise ConfigError(
+                f"network: {type(network).__name__} cannot be copied, as its tensor {name} was "
+                f"computed from others; it must be detached, or with torch.nn.utils.weight_norm "
+                f"made by torch.nn.utils.parametrizations.weight_norm"
+            )
+
+
 def private_copy(module: nn.Module) -> nn.Module:
     """Returns a copy of a module that shares its frozen parameters: there is one frozen body."""
     return copy.deepcopy(module, {id(p): p for p in frozen_parameters(module).values()})

@@ -40,6 +40,11 @@ class Within(Partitioner):
         known = groups is not None or outer.counts_clients
         require_value("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """Whether one of the two rules has samples that overlap."""
+        return self.outer.overlaps or self.inner.overlaps
+
     def bound(self, columns: Columns, *sizes: int) -> "Within":
         outer = self.outer.bound(columns, *sizes)
         inner = self.inner.bound(columns, *sizes)

@@ -47,6 +47,7 @@ class FedSLRDirichlet(Partitioner):
         "label distribution of each client drawn from Dir({alpha}, ..., {alpha}), images repeated "
         "where a class runs out (FedSLR, FedDyn)"
     )
+    overlaps = True
 
     def __init__(self, alpha: Positive = 0.1) -> None:
         self.alpha = alpha

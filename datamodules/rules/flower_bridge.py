@@ -43,6 +43,8 @@ class FlowerRule(Partitioner):
         'the partitioner DirichletPartitioner of Flower (partition_by=label, alpha=0.3)'
     """
 
+    overlaps = True  # it is for Flower's partitioner to say
+
     def __init__(self, partitioner: Any, arguments: dict[str, Any] | None = None) -> None:
         is_name = isinstance(partitioner, str)
         expected = "None, as the partitioner is given as an object"

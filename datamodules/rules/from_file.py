@@ -31,6 +31,7 @@ class Given(Partitioner):
     """
 
     counts_clients = True
+    overlaps = True  # the file says how many samples do
 
     def __init__(self, file: str | os.PathLike) -> None:
         self.file = os.fspath(file)

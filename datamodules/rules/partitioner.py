@@ -18,7 +18,8 @@ class Partitioner(Checked):
     """A partition rule: which samples every client holds.
 
     A subclass has `words`, or a method `describe`, and either `owners`, which gives every sample to
-    at most one client, or `assign`, which lets clients share samples. Attributes that a constructor
+    at most one client, or `assign`, which lets clients share samples if `overlaps` is true.
+    Attributes that a constructor
     sets, other than private ones, appear in `repr` and so in the record of a run.
 
     The constructor of a rule raises a ConfigError if an argument is out of range, and `assign` if
@@ -29,6 +30,8 @@ class Partitioner(Checked):
         words: The rule in words, with the names of attributes in braces, for the record of a run.
         counts_clients: Whether the rule itself determines the number of clients, so that a data
             module's `num_clients` may be None; the method `count` then returns it.
+        overlaps: Whether a sample may belong to several clients, or to one client several times.
+            A client may then be tested on what it, or another one, trains on.
 
     Example:
         >>> class Odd(Partitioner):
@@ -41,6 +44,7 @@ class Partitioner(Checked):
 
     words: ClassVar[str]
     counts_clients = False
+    overlaps = False
 
     def bound(self, columns: Columns, num_train: int, num_samples: int) -> "Partitioner":
         """Returns the rule with what it needs of a data set.
@@ -206,6 +210,7 @@ class Sampled(Partitioner):
     """
 
     words = "each with {size} samples drawn from one data set that all clients share"
+    overlaps = True
 
     def __init__(self, size: Count = 30) -> None:
         self.size = int(size)

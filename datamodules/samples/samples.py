@@ -281,12 +281,24 @@ def check_finite(
 
 def _as_tensor(key: str, values: Any) -> Tensor:
     try:
-        return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
+        found = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
         raise ConfigError(
             f"{key}: an object of type {type(values).__name__}; it must be a tensor, or numbers "
-            f"that torch.as_tensor accepts: {error_line(error)}"
+            f"that torch.as_tensor accepts{_array_of(values)}: {error_line(error)}"
         ) from error
+    expected = "a dense tensor, as to_dense() makes one"
+    given = f"a tensor of the layout {found.layout}"
+    require_value(key, given, found.layout == torch.strided, expected)
+    return found
+
+
+def _array_of(values: Any) -> str:
+    """Returns how an object of pandas or SciPy becomes an array, for an error."""
+    for name in ("to_numpy", "toarray"):
+        if hasattr(values, name):
+            return f", as its {name}() gives"
+    return ""
 
 
 def _as_targets(targets: Tensor) -> Tensor:

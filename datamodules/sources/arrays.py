@@ -175,9 +175,12 @@ def _array(key: str, value: Any) -> np.ndarray:
         expected = "floating, where values are masked"
         require_value(f"ArrayDataModule.{key}", kind, value.dtype.kind == "f", expected)
         return value.filled(np.nan)
+    given = f"an object of type {type(value).__name__}"
+    expected = "an array, as its toarray() gives"
+    require_value(f"ArrayDataModule.{key}", given, not hasattr(value, "toarray"), expected)
     try:
         return np.asarray(value)
-    except ValueError as error:  # lists of several lengths
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of several lengths, tensors
         raise ConfigError(
             f"ArrayDataModule.{key}: {error_line(error)}; it must be an array, or lists of one "
             "length"
@@ -252,7 +255,8 @@ def _tensor(key: str, array: np.ndarray) -> Tensor:
         array = array.astype(np.int64)
     # A file may have the other byte order, which PyTorch does not accept.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    # Arrays of pandas cannot be written to, of which PyTorch warns.
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _as_loaded(given: Mapping[str, Any]) -> Loaded:

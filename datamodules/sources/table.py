@@ -163,6 +163,11 @@ class TableDataModule(FederatedDataModule):
             holds = differ and target_kind != "numbers"
             require_value("TableDataModule.class_names", class_names, holds, expected)
         self.read_columns: list[str] = []  # of the inputs, in the file; known after `setup`
+        for key, given in (("file", file), ("test_file", test_file)):
+            kind = f"an object of type {type(given).__name__}"
+            is_path = given is None or isinstance(given, str | os.PathLike)
+            expected = "the path of a file, such as to_csv or to_parquet of pandas writes"
+            require_value(f"TableDataModule.{key}", kind, is_path, expected)
         self.file = Path(file).expanduser()
         self.target_column = target_column
         self.client_column = client_column

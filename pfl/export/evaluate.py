@@ -142,6 +142,8 @@ class Sites:
 
     def batches(self, site: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the inputs and targets of a client's samples, as the run's models get them."""
+        if not len(self.indices[site]):  # networks and transforms may not take an empty batch
+            return
         for index in torch.from_numpy(self.indices[site]).split(POOL):
             owners = np.full(len(index), self._seen_as[site])
             inputs, targets = self._data.gather(index, self._dtype, owners)

@@ -63,7 +63,10 @@ def predict(
         owners, numbers = _owners(run, table, len(values), client, with_global)
         names = module.names_or_numbers
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
-        _fill_gaps(module, rows, values, numbers)
+        gaps = numbers
+        if client is None and not with_global:
+            gaps = _named(module, table, numbers)
+        _fill_gaps(module, rows, values, gaps)
         networks = partial(_network_of, run)
         columns |= _predictions(
             run.model, networks, module, torch.from_numpy(values), owners, numbers
@@ -176,19 +179,18 @@ def _clients_of_rows(
     run: RestoredRun, module: TableDataModule, table: Table, own: bool
 ) -> np.ndarray:
     """Returns the client that each row names, int64 [n]."""
-    if module.client_column is None or module.client_column not in table:
+    names = module.client_names
+    if names is None or module.client_column is None or module.client_column not in table:
         why = f"{type(run.model).__name__} has a model for each client"
-        otherwise = "--client, --global,"
+        ways = ["--client", "--global"]
         if not own:
             why = "the run's samples are scaled by client"
-            otherwise = "--client"
-        raise ConfigError(
-            f"predict: {why}; give {otherwise} or rows with the column "
-            f"{module.client_column or 'of the clients'!r}"
-        )
+            ways = ["--client"]
+        if names is not None and module.client_column is not None:
+            ways.append(f"rows with the column {module.client_column!r}")
+        raise ConfigError(f"predict: {why}; give {' or '.join(ways)}")
     column = table[module.client_column]
     cells = [str(cell) for cell in (column.cells or column.values)]
-    names = module.names_or_numbers
     otherwise = ""
     if not module.differs_by_client:
         otherwise = "--global, or "
@@ -202,10 +204,24 @@ def _clients_of_rows(
     return np.array([known[cell] for cell in cells])
 
 
+def _named(module: TableDataModule, table: Table, otherwise: np.ndarray) -> np.ndarray:
+    """Returns the client of the run that each row names, int64 [n]; -1 for another one.
+
+    Without names, or such a column, `otherwise` is returned.
+    """
+    names = module.client_names
+    if names is None or module.client_column is None or module.client_column not in table:
+        return otherwise
+    known = {name: number for number, name in enumerate(names)}
+    column = table[module.client_column]
+    return np.array([known.get(str(cell), -1) for cell in (column.cells or column.values)])
+
+
 def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: np.ndarray) -> None:
     """Gives missing values [n, F], NaN, the means of the run's training samples, in place.
 
-    They are those of the client whose model predicts, and of all clients for the global model.
+    They are those of the client that is given or that the row names, as in the run's own scores,
+    and else of all clients.
     """
     infinite = np.isinf(values)
     if infinite.any():

@@ -43,7 +43,7 @@ from pfl.method.weights import load_weights
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
 from pfl.models.family import Family
-from pfl.parameters import ParameterSpace, checksum, frozen_parameters
+from pfl.parameters import ParameterSpace, checksum, frozen_parameters, refuse_computed
 from pfl.stages.factors import trained_factors
 
 Network: TypeAlias = Classifier | Family | nn.Module
@@ -165,9 +165,12 @@ class LocalTraining(Remade, MovableModule):
                     f"one file has the values of one; leave it out"
                 )
             self.family = network
+            for one in network.networks.values():
+                refuse_computed(one)
             network = copy.deepcopy(network.networks[network.names[0]])
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
+        refuse_computed(network)
         self.automatic_optimization = False
         self.initial_weights: dict[str, str] | None = None
         if weights is not None:

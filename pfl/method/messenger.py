@@ -27,6 +27,7 @@ from pfl.method.partly_personal import PartlyPersonal
 from pfl.models.adapters import Trainable
 from pfl.models.classifier import Classifier, FirstOutputs, head_name
 from pfl.models.family import Family
+from pfl.parameters import refuse_computed
 
 
 class Joined(nn.Module):
@@ -212,16 +213,20 @@ def joined(
     """Returns a network, or each network of a family, with a copy of the messenger beside it.
 
     Raises:
-        ConfigError: A network has nothing of what is to be trained.
+        ConfigError: A network has nothing of what is to be trained, or cannot be copied.
     """
     if isinstance(network, Joined):  # a member's network, with the values of the run
         return network
+    if messenger is not None:
+        refuse_computed(messenger)
     if not isinstance(network, Family):
+        refuse_computed(network)
         train_part(network, trainable)
         return joint(network, copy.deepcopy(messenger or network))
     family = copy.copy(network)
     family.networks = {}
     for name, one in network.networks.items():
+        refuse_computed(one)
         train_part(one, trainable)
         messenger = messenger or one
         family.networks[name] = joint(one, copy.deepcopy(messenger))

@@ -29,8 +29,10 @@ def summary_table(summary: dict[str, Any]) -> str:
             f"  {which} against local: {summary['gained']:.0%} of the clients gained, "
             f"{summary['equal']:.0%} are equal, {summary['lost']:.0%} lost"
         )
-    lowest = [f"{name} {score:.4f}" for name, score in summary.get("lowest_clients", {}).items()]
-    for word, names in (("lowest", lowest), ("lost", summary.get("lost_clients", []))):
+    scores = summary.get("lowest_clients", {})
+    lowest = [f"{_in_list(name)} {score:.4f}" for name, score in scores.items()]
+    lost = [_in_list(name) for name in summary.get("lost_clients", [])]
+    for word, names in (("lowest", lowest), ("lost", lost)):
         if names:
             if len(names) > 5:
                 more = f" and {len(names) - 5} more"
@@ -59,6 +61,13 @@ def summary_table(summary: dict[str, Any]) -> str:
         lines.append(f"  data: {line}")
     lines.append(f"  everything else: {summary['folder']}")
     return "\n".join(map(printable, lines))
+
+
+def _in_list(name: str) -> str:
+    """Returns a client's name, in quotes where a comma would make it look like two."""
+    if "," in name:
+        return repr(name)
+    return name
 
 
 def best_words(best: dict[str, Any] | None, select_by: str | None = None) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, classification
 
 from pfl.datamodules.errors import require_value
@@ -67,6 +67,13 @@ class ClientMetrics:
         A metric without a name is called as its class without the kind of task, in snake case:
         `f1_score` for `MulticlassF1Score`.
         """
+        listed = isinstance(given, Iterable) and not isinstance(given, str | nn.Module)
+        require_value(
+            "loop.metrics",
+            f"an object of type {type(given).__name__}",
+            given is None or listed,
+            "a list of metrics of torchmetrics, or metrics by name, {my_name: metric}",
+        )
         if isinstance(given, Mapping):
             keys = list(given)
             metrics = [*given.values()]

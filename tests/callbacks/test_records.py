@@ -288,6 +288,16 @@ def test_table_has_metrics_and_the_clients_that_count():
     assert ["lost:", r"\x1b[2J"] in cells  # what a terminal would obey is shown
 
 
+def test_a_name_with_a_comma_does_not_look_like_two():
+    summary = {"algorithm": "FedAvg", "round": 1, "wall_seconds": 1.0, "folder": "runs/x"}
+    summary |= {"comm/uplink_bytes": 1, "comm/downlink_bytes": 1, "test/global/accuracy": 0.5}
+    summary["lowest_clients"] = {"Mainz, Dom": 0.25, "Bonn": 0.5}
+    summary["lost_clients"] = ["Bonn", "Mainz, Dom"]
+    lines = [line.strip() for line in summary_table(summary).splitlines()]
+    assert "lowest: 'Mainz, Dom' 0.2500, Bonn 0.5000" in lines
+    assert "lost: Bonn, 'Mainz, Dom'" in lines
+
+
 def test_table_names_the_last_round_and_the_best_one_by_validation():
     """The last round's score is 0.25; validation is best in round 4, whose test score is 0.75."""
     summary = {"algorithm": "FedRep", "round": 5, "wall_seconds": 1.0, "folder": "runs/x"}

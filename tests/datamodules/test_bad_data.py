@@ -3,7 +3,9 @@
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
+import scipy.sparse
 import torch
 from torch.utils.data import Dataset
 
@@ -15,6 +17,7 @@ from datamodules import (
     Loaded,
     SharedTest,
     SplitOwn,
+    TableDataModule,
     TensorDataModule,
     TensorSamples,
 )
@@ -236,6 +239,38 @@ def test_inputs_and_targets_that_cannot_become_tensors_are_refused(one_line):
         TensorSamples(Picture(), Y)
     with one_line("DatasetSamples.targets.shape: (); it must be (2, ...)"):
         DatasetSamples(Items(1, 2), torch.tensor(1))
+
+
+@pytest.mark.parametrize("columns", [[0, 1, 2], ["a", "b", "c"]])
+def test_tables_of_pandas_name_what_makes_an_array_of_them(columns, one_line):
+    table = pandas.DataFrame(np.ones((6, 3)), columns=columns)
+    with one_line("TensorSamples.inputs: an object of type DataFrame", "to_numpy()"):
+        TensorDataModule(table, Y, num_clients=2)
+    with one_line("TableDataModule.file: 'an object of type DataFrame'; it must be the path"):
+        TableDataModule(table, "c", num_clients=2)
+    data = ArrayDataModule(table, pandas.Series(Y.numpy(), index=range(9, 3, -1)), num_clients=2)
+    assert data.samples.inputs.tolist() == [[1, 1, 1]] * 6
+    assert data.samples.targets.tolist() == Y.tolist()
+
+
+def test_labels_whose_index_was_shuffled_name_what_makes_an_array_of_them(one_line):
+    with one_line("TensorSamples.targets: an object of type Series", "to_numpy()"):
+        TensorDataModule(X, pandas.Series(Y.numpy(), index=range(9, 3, -1)), num_clients=2)
+
+
+@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.coo_array])
+def test_sparse_matrices_name_what_makes_an_array_of_them(kind, one_line):
+    sparse = kind(np.eye(6))
+    for module in (ArrayDataModule, TensorDataModule):
+        with one_line(".inputs: ", f"an object of type {type(sparse).__name__}", "toarray()"):
+            module(sparse, Y, num_clients=2)
+    with one_line("TensorSamples.inputs: 'a tensor of the layout torch.sparse_coo'", "to_dense()"):
+        TensorDataModule(torch.eye(6).to_sparse(), Y, num_clients=2)
+
+
+def test_a_tensor_with_a_gradient_is_no_array(one_line):
+    with one_line("ArrayDataModule.inputs: ", "detach", "it must be an array"):
+        ArrayDataModule(torch.ones(6, 2, requires_grad=True), Y, num_clients=2)
 
 
 def test_one_hot_targets_are_refused(one_line):

@@ -19,6 +19,7 @@ from datamodules import (
     DigitsDataModule,
     Dirichlet,
     FederatedDataModule,
+    FedSLRDirichlet,
     Loaded,
     LogNormal,
     MatchLabels,
@@ -31,6 +32,7 @@ from datamodules import (
     SplitOwn,
     TensorDataModule,
     TensorSamples,
+    Within,
 )
 
 RULES = [
@@ -394,6 +396,30 @@ def test_what_a_rule_of_ones_own_returns_is_checked(owned, parts, one_line):
     )
     with one_line("Returned.assign", *parts):
         data.setup()
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([0, 1, 1, 2, 3, 4], "client 0 has the sample 1 several times"),
+        ([0, 1, 2, 3, 4, 2], "clients 0 and 1 both have the sample 2"),
+    ],
+)
+def test_samples_that_overlap_are_those_of_a_rule_that_says_so(samples, words, one_line):
+    rule = Returned(Ragged.from_sizes(np.array(samples), np.array([3, 3])))
+    with one_line(f"Returned.assign: {words}; each sample must be of one client, once", "overlaps"):
+        TensorDataModule(torch.rand(9, 2), torch.zeros(9), num_clients=2, partition=rule).setup()
+    rule.overlaps = True
+    data = TensorDataModule(
+        torch.rand(9, 2), torch.zeros(9), num_clients=2, partition=rule, protocol=SplitOwn(0, 0)
+    )
+    assert data.partition.train.flat.tolist() == samples
+
+
+def test_rules_of_rules_overlap_where_one_of_them_does():
+    assert Within(FedSLRDirichlet(0.1), IID(), groups=2).overlaps
+    assert Within(IID(), FedSLRDirichlet(0.1), groups=2).overlaps
+    assert not Within(IID(), IID(), groups=2).overlaps
 
 
 def test_a_rule_without_words_is_told_so(one_line):

@@ -366,6 +366,17 @@ def test_other_things_than_transforms_are_refused(one_line):
         DigitsDataModule(transforms=[0])
 
 
+@pytest.mark.parametrize("given", [Normalize(), Normalize, "Normalize", 3])
+def test_one_transform_that_is_not_in_a_list_is_refused(given, one_line):
+    with one_line(f"DigitsDataModule.transforms: {given!r}; it must be a list of Transforms"):
+        DigitsDataModule(transforms=given)
+
+
+def test_transforms_that_can_be_read_once_are_all_kept():
+    data = DigitsDataModule(transforms=(one for one in [Normalize(), HorizontalFlip()]))
+    assert len(data.transforms.transforms) == 2
+
+
 @pytest.mark.parametrize(
     ("inputs", "transform", "parts"),
     [

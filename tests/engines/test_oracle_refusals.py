@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
-from models import SmallCNN
+from models import Family, SmallCNN
+from pfl.algorithms import FML, FedAvg
 from pfl.engines.batch import default_loss
 from pfl.engines.oracle import Oracle
 from pfl.parameters import ParameterSpace
@@ -311,3 +313,25 @@ def test_embeddings_that_change_their_weights_are_refused(kind):
     network(inputs)
     with refused("network: 0 is an", f"{kind.__name__} with max_norm=1.0", "give None"):
         make(network, inputs, labels(4))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("method", [FedAvg, FML])
+def test_weights_that_are_computed_beside_the_parameters_are_refused(method):
+    """Neither PyTorch nor we can copy them; FML copies a network before all others do."""
+    network = nn.Sequential(nn.Linear(5, 4), nn.utils.weight_norm(nn.Linear(4, 3)))
+    with refused("network: Sequential", "1.weight", "parametrizations.weight_norm"):
+        method(network)
+    with refused("network: Sequential", "1.weight"):
+        method(Family({"one": network, "other": mlp()}))
+    network = nn.Sequential(nn.Linear(5, 4), parametrizations.weight_norm(nn.Linear(4, 3)))
+    assert method(network).space.size > 0
+
+
+def test_a_tensor_that_a_forward_pass_has_left_in_a_network_is_refused():
+    network = nn.Sequential(nn.Linear(5, 3))
+    network.seen = network(torch.ones(1, 5))
+    with refused("network: Sequential", "its tensor seen was computed", "detached"):
+        FedAvg(network)
+    network.seen = network.seen.detach()
+    assert FedAvg(network).space.size == 18  # 5 * 3 + 3

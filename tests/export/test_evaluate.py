@@ -322,3 +322,51 @@ def test_clients_that_never_train_are_predicted_as_they_are_scored(buffers, tmp_
         assert right == pytest.approx(float(row[f"test/{kind}/accuracy"]))
         if row["client"] == "5":
             assert [one["personalized"] for one in mine] == [one["global"] for one in mine]
+
+
+def test_a_client_without_test_samples_has_no_scores(tmp_path):
+    """Its one row is trained on; no network and no transform takes a batch of no rows."""
+    rows = [f"{place},{k},{'ill' if k % 2 else 'well'}" for place in "ab" for k in range(10)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["place,age,out", *rows, "c,5,ill"]) + "\n")
+    data = {"file": str(path), "target_column": "out", "client_column": "place"}
+    data |= {"num_clients": None, "partition": "Natural"}
+    data["transforms"] = [{"class_path": "Normalize", "init_args": {"of": "client"}}]
+    network = {"class_path": "LogisticRegression", "init_args": {"in_features": 1}}
+    network["init_args"]["num_classes"] = 2
+    content = {
+        "trainer": {"name": "run", "max_epochs": 1, "default_root_dir": str(tmp_path)},
+        "model": {"class_path": "LocalTrain", "init_args": {"network": network}},
+        "data": {"class_path": "TableDataModule", "init_args": data},
+    }
+    content["trainer"]["enable_progress_bar"] = False
+    assert main(["fit", "--config", str(write(tmp_path / "run.yaml", content))]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), "--out", str(tmp_path / "scores")]) == 0
+    scores = table(tmp_path / "scores" / "scores.csv")
+    assert {row["samples"] for row in scores if row["site"] == "c"} == {"0"}
+    assert {row["accuracy"] for row in scores if row["site"] == "c"} == {"nan"}
+    assert {row["samples"] for row in scores if row["site"] != "c"} == {"2"}  # a fifth of ten
+    assert len(scores) == 3 * 3
+
+
+def test_rows_name_no_client_of_a_rule_that_deals_samples_out(tmp_path, capsys):
+    """The client 1 of `IID` is not the ward 1 of the file."""
+    rows = [f"{k % 3},{k},{'ill' if k % 2 else 'well'}" for k in range(30)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["ward,age,out", *rows]) + "\n")
+    data = {"file": str(path), "target_column": "out", "client_column": "ward", "num_clients": 3}
+    network = {"class_path": "LogisticRegression", "init_args": {"in_features": 1}}
+    network["init_args"]["num_classes"] = 2
+    content = {
+        "trainer": {"name": "run", "max_epochs": 1, "default_root_dir": str(tmp_path)},
+        "model": {"class_path": "LocalTrain", "init_args": {"network": network}},
+        "data": {"class_path": "TableDataModule", "init_args": data},
+    }
+    content["trainer"]["enable_progress_bar"] = False
+    with pytest.warns(UserWarning, match="'ward' is not used by IID"):
+        assert main(["fit", "--config", str(write(tmp_path / "run.yaml", content))]) == 0
+    capsys.readouterr()
+    words = ["predict", str(tmp_path / "run"), "--rows", str(path)]
+    with pytest.warns(UserWarning, match="'ward' is not used by IID"):
+        assert main([*words, "--out", str(tmp_path / "out.csv")]) != 0
+    assert "LocalTrain has a model for each client; give --client" in capsys.readouterr().err

@@ -167,3 +167,35 @@ def test_gaps_of_another_file_are_what_predict_makes_of_them(folder):
             mean = np.mean(expected[row["site"]])
             assert float(row["mean_absolute_error"]) == pytest.approx(mean, rel=1e-4)
             assert int(row["samples"]) == 15
+
+
+def test_one_model_for_all_takes_the_means_of_the_client_that_a_row_names(folder, tmp_path):
+    """As in the run's own scores."""
+    config = yaml.safe_load((folder / "a.yaml").read_text())
+    config["trainer"] |= {"name": "one", "max_epochs": 3, "default_root_dir": str(tmp_path)}
+    config["model"]["class_path"] = "FedAvg"
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(config))
+    status, _, error = call("fit", "--config", tmp_path / "one.yaml")
+    assert status == 0, error
+    head = "id,site,kind,size,age\n"
+    (tmp_path / "gaps.csv").write_text(f"{head}a,Bern,{KINDS[0]},,3\nb,Chur,{KINDS[0]},,3\n")
+    made = {}
+    for words in ((), ("--global",)):
+        out = tmp_path / f"out{len(words)}.csv"
+        call("predict", tmp_path / "one", "--rows", tmp_path / "gaps.csv", "--out", out, *words)
+        made[words] = [float(row["prediction"]) for row in table(out)]
+    assert made["--global",][0] == made["--global",][1]  # by the means of all
+    exported(folder, tmp_path, "--client", "all", "--global")  # Ditto's, of the same samples
+    means = {}
+    for model in ("client0", "client1", "global"):
+        content = json.loads((tmp_path / model / "card.json").read_text())["input"]
+        means[model] = content["missing"][content["columns"].index("size")]
+    filled = f"a,Bern,{KINDS[0]},{means['client0']},3\nb,Chur,{KINDS[0]},{means['client1']},3\n"
+    filled += f"c,Chur,{KINDS[0]},{means['global']},3\n"
+    (tmp_path / "filled.csv").write_text(head + filled)
+    out = tmp_path / "filled.out.csv"
+    call("predict", tmp_path / "one", "--rows", tmp_path / "filled.csv", "--out", out)
+    bern, chur, everyone = (float(row["prediction"]) for row in table(out))
+    assert made[()] == pytest.approx([bern, chur], rel=1e-5)
+    assert made["--global",] == pytest.approx([everyone, everyone], rel=1e-5)
+    assert bern != pytest.approx(chur, rel=1e-3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from torch import nn
-from torchmetrics import MeanMetric, MeanSquaredError, Metric, R2Score
+from torchmetrics import MeanMetric, MeanSquaredError, Metric, MetricCollection, R2Score
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryAveragePrecision,
@@ -375,6 +375,13 @@ def test_the_metrics_of_two_clients_do_not_mix():
 )
 def test_impossible_names_of_metrics_are_refused(given, words):
     with refused("loop.metrics", words):
+        ClientMetrics.read(given)
+
+
+@pytest.mark.parametrize("given", [R2Score(), MetricCollection([R2Score()]), "R2Score", 3])
+def test_one_metric_that_is_not_in_a_list_is_refused(given):
+    kind = type(given).__name__
+    with refused(f"loop.metrics: 'an object of type {kind}'; it must be a list of metrics"):
         ClientMetrics.read(given)
 
 

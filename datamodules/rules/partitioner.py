@@ -19,8 +19,8 @@ class Partitioner(Checked):
 
     A subclass has `words`, or a method `describe`, and either `owners`, which gives every sample to
     at most one client, or `assign`, which lets clients share samples if `overlaps` is true.
-    Attributes that a constructor
-    sets, other than private ones, appear in `repr` and so in the record of a run.
+    Attributes that a constructor sets, other than private ones, appear in `repr` and so in the
+    record of a run.
 
     The constructor of a rule raises a ConfigError if an argument is out of range, and `assign` if
     the data do not fit: rules that skew labels need one integer class per sample, others what

@@ -410,24 +410,36 @@ def check_jobs(
             path.write_text(text, encoding="utf-8")
             with _mistakes_of(job):
                 loop = CheckCLI(["fit", "--config", str(path)]).loop
-                loop.metrics.check_score("metric", metric, loop.finetuning.steps)
-                count = loop.participation.clients_per_round
-                most = loop.datamodule.num_clients
-                expected = f"from 1 to {most} (data.num_clients), or null for everyone"
-                holds = count is None or 1 <= count <= most
-                require_value("loop.clients_per_round", count, holds, expected)
-                timed = budget is None or budget[0] != "virtual_seconds"
-                holds = timed or loop.participation.clock is not None
-                expected = "another one, or these runs need loop.clock, which counts them"
-                require_value("budget", "virtual_seconds", holds, expected)
-                share = getattr(loop.datamodule.protocol, "validation", 1)
-                if validated and not ("val" in loop.evaluate and share):
-                    raise ConfigError(NOT_VALIDATED)
-                share = getattr(loop.datamodule.protocol, "test", 1)
-                expected = "above 0, as a look is judged on test samples"
-                require_value("data.protocol.test", share, bool(share) or not tested, expected)
+                _check_loop(loop, metric, budget, validated=validated, tested=tested)
                 scores.update(dict.fromkeys(_scores_of(loop)))
     return list(scores)
+
+
+def _check_loop(
+    loop: FederatedLoop,
+    metric: str | None,
+    budget: tuple[str, float] | None,
+    *,
+    validated: bool,
+    tested: bool,
+) -> None:
+    """Refuses a loop that does not give what `check_jobs` asks for."""
+    loop.metrics.check_score("metric", metric, loop.finetuning.steps)
+    count = loop.participation.clients_per_round
+    most = loop.datamodule.num_clients
+    expected = f"from 1 to {most} (data.num_clients), or null for everyone"
+    holds = count is None or 1 <= count <= most
+    require_value("loop.clients_per_round", count, holds, expected)
+    timed = budget is None or budget[0] != "virtual_seconds"
+    holds = timed or loop.participation.clock is not None
+    expected = "another one, or these runs need loop.clock, which counts them"
+    require_value("budget", "virtual_seconds", holds, expected)
+    share = getattr(loop.datamodule.protocol, "validation", 1)
+    if validated and not ("val" in loop.evaluate and share):
+        raise ConfigError(NOT_VALIDATED)
+    share = getattr(loop.datamodule.protocol, "test", 1)
+    expected = "above 0, as a look is judged on test samples"
+    require_value("data.protocol.test", share, bool(share) or not tested, expected)
 
 
 def _scores_of(loop: FederatedLoop) -> list[str]:

@@ -132,9 +132,10 @@ class Panel:
             shown.append(list(self.at))
         for names in shown:
             if not any(all(_can_be(n, scores) for n in name.split(SUM)) for name in names):
+                have = ", ".join(f"test/{score}" for score in scores)
                 raise ConfigError(
-                    f"{figure}: panels: no run has {' or '.join(names)!r}; scores on test or "
-                    f"validation data are {', '.join(scores)}"
+                    f"{figure}: panels: no run has {' or '.join(names)!r}; scores are {have}, and "
+                    f"the same with val"
                 )
 
     def lines(self, table: Sequence[PanelRow]) -> list[Curve]:

@@ -451,7 +451,7 @@ def test_one_row_of_one_seed_is_the_row_of_the_whole(here):
 def test_no_run_begins_with_a_score_that_no_run_can_have(wrong, here):
     status, _, error = call(write(changed(TINY, panels=[wrong, *TINY["panels"]])), "--out", "out")
     assert status == 2 and error.startswith("error: tiny: panels: no run has ")
-    assert error.count("\n") == 1 and "global/accuracy, global/loss" in error
+    assert error.count("\n") == 1 and "test/global/accuracy, test/global/loss" in error
     assert not list((here / "out" / "tiny").iterdir())
 
 

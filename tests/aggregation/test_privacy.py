@@ -378,6 +378,10 @@ def continued(root, rounds, path=None, **privacy):
     return method, str(trainer.run_dir / "checkpoints" / "last.ckpt")
 
 
+OTHER_SETTINGS = "ignore:From round . on the run has other settings"
+
+
+@pytest.mark.filterwarnings(OTHER_SETTINGS)
 def test_more_rounds_do_not_thin_out_what_earlier_ones_have_revealed(tmp_path):
     """A budget for two rounds needs less noise than one for four, of which two are over."""
     budget = dict(clip=0.1, epsilon=5.0, delta=1e-5)
@@ -391,6 +395,7 @@ def test_more_rounds_do_not_thin_out_what_earlier_ones_have_revealed(tmp_path):
     assert rest.row["privacy/epsilon"] == pytest.approx(expected, rel=1e-12) and expected > 5.0
 
 
+@pytest.mark.filterwarnings(OTHER_SETTINGS)
 def test_a_run_goes_on_with_another_clip_and_with_less_noise(tmp_path):
     """Without noise each of four clients moves the mean by a quarter of the clip. Less noise than
     the rounds so far have had is counted for all of them, which is a bound."""

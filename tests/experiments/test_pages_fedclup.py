@@ -251,3 +251,20 @@ def test_the_row_of_emnist():
     assert f"({theirs[0]:.1f} to {theirs[-1]:.1f})" in page
     assert sorted(own.values()) == list(own.values())
     assert own["FedCLUP, low"] < together  # each run lies between both ends, and nearer with λ
+
+
+def test_images_that_local_train_needs_on_emnist():
+    page = (RECORD / "fedclup.md").read_text()
+    rows = published.rows("results/fedclup-alone")
+    own = {row["images"]: 100 * float(row["test/personalized/accuracy"]) for row in rows}
+    alone, *_ = published.rows("results/fedclup-emnist")
+    own["200"] = 100 * float(alone["test/personalized/accuracy"])
+    cells = [own[images] for images in ("200", "400", "1000", "200, lr = 0.1")]
+    assert f"| LocalTrain | {' | '.join(f'{cell:.2f}' for cell in cells)} |" in page
+    assert 44 <= own["400"] <= 52 and 54 <= own["1000"] <= 61
+    assert f"| {own['400']:.2f}, {own['1000']:.2f}. | yes |" in page
+    assert f"{cells[3] - cells[0]:.2f} points above." in page
+    by_doubling = (own["1000"] - own["400"]) / np.log2(1000 / 400)
+    assert f"At {by_doubling:.1f} points for twice the images" in page
+    needed = 1000 * 2 ** ((61.11 - own["1000"]) / by_doubling)
+    assert f"about {round(needed, -2):,.0f} images" in page

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from .errors import ConfigError, RowError, is_whole, require_value
 from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
-from .partitions.index_arrays import IndexArrays, Ragged
+from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
 from .protocols.order import order_of
@@ -24,7 +24,7 @@ from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
 from .ranges import Checked, Count, CountOrZero, as_int
 from .rules.from_file import Given
-from .rules.partitioner import IID, Partitioner
+from .rules.partitioner import IID, Partitioner, check_apart, check_owned
 from .samples.loaded import (
     Loaded,
     check_loaded,
@@ -246,9 +246,9 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         assert self._num_clients is not None
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         key = f"{type(self.partitioner).__name__}.assign"
-        _check_owned(key, owned, self._num_clients, pool)
+        check_owned(key, owned, self._num_clients, pool)
         if not rule.overlaps:
-            _check_apart(key, owned, pool)
+            check_apart(key, owned, pool)
         self._client_names = names = rule.client_names(owned)
         fits = isinstance(names, list) and len({*names}) == self._num_clients
         if names is not None and not fits:
@@ -560,45 +560,6 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         if self.tells_scale and isinstance(self._samples, TensorSamples):
             scale = told_scale(self._samples.inputs)
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{scale}{ends}"
-
-
-def _check_owned(key: str, owned: object, num_clients: int, total: int) -> None:
-    """Refuses what a rule must not return: arrays of other clients, or of other samples.
-
-    Drawn arrays are computed for the clients that are asked for, and are not looked through.
-    """
-    expected = "IndexArrays, such as Ragged.from_owners(owners, num_clients)"
-    require_value(key, type(owned).__name__, isinstance(owned, IndexArrays), expected)
-    assert isinstance(owned, IndexArrays)
-    given = f"arrays of {len(owned)} clients"
-    require_value(key, given, len(owned) == num_clients, f"arrays of {num_clients} clients")
-    if not isinstance(owned, Ragged) or owned.is_shared:
-        return
-    flat = owned.flat
-    is_whole = flat.dtype.kind in "iu"
-    require_value(key, f"indices of {flat.dtype}", is_whole, "whole numbers")
-    if not len(flat):
-        return
-    given = f"samples from {flat.min()} to {flat.max()}"
-    holds = flat.min() >= 0 and flat.max() < total
-    require_value(key, given, holds, f"from 0 to {total - 1}")
-
-
-def _check_apart(key: str, owned: IndexArrays, total: int) -> None:
-    """Refuses a sample of two clients, or twice of one, by a rule without `overlaps`."""
-    counts = np.bincount(owned.flat, minlength=total)
-    several = np.flatnonzero(counts > 1)
-    if not len(several):
-        return
-    sample = int(several[0])
-    first, second = owned.owners[owned.flat == sample][:2].tolist()
-    given = f"clients {first} and {second} both have the sample {sample}"
-    if first == second:
-        given = f"client {first} has the sample {sample} several times"
-    raise ConfigError(
-        f"{key}: {given}; each sample must be of one client, once, unless the rule says overlaps "
-        f"= True"
-    )
 
 
 def _warn_of_newcomers(name: str, partition: Partition) -> None:

@@ -258,3 +258,42 @@ def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> N
     least = getattr(rule, name)
     expected = f"at most {mean}, the mean number of samples with num_clients={num_clients}"
     require_value(f"{type(rule).__name__}.{name}", least, least <= mean, expected)
+
+
+def check_owned(key: str, owned: object, num_clients: int, total: int) -> None:
+    """Refuses what a rule must not return: arrays of other clients, or of other samples.
+
+    Drawn arrays are computed for the clients that are asked for, and are not looked through.
+    """
+    expected = "IndexArrays, such as Ragged.from_owners(owners, num_clients)"
+    require_value(key, type(owned).__name__, isinstance(owned, IndexArrays), expected)
+    assert isinstance(owned, IndexArrays)
+    given = f"arrays of {len(owned)} clients"
+    require_value(key, given, len(owned) == num_clients, f"arrays of {num_clients} clients")
+    if not isinstance(owned, Ragged) or owned.is_shared:
+        return
+    flat = owned.flat
+    is_whole = flat.dtype.kind in "iu"
+    require_value(key, f"indices of {flat.dtype}", is_whole, "whole numbers")
+    if not len(flat):
+        return
+    given = f"samples from {flat.min()} to {flat.max()}"
+    holds = flat.min() >= 0 and flat.max() < total
+    require_value(key, given, holds, f"from 0 to {total - 1}")
+
+
+def check_apart(key: str, owned: IndexArrays, total: int) -> None:
+    """Refuses a sample of two clients, or twice of one, by a rule without `overlaps`."""
+    counts = np.bincount(owned.flat, minlength=total)
+    several = np.flatnonzero(counts > 1)
+    if not len(several):
+        return
+    sample = int(several[0])
+    first, second = owned.owners[owned.flat == sample][:2].tolist()
+    given = f"clients {first} and {second} both have the sample {sample}"
+    if first == second:
+        given = f"client {first} has the sample {sample} several times"
+    raise ConfigError(
+        f"{key}: {given}; each sample must be of one client, once, unless the rule says overlaps "
+        f"= True"
+    )

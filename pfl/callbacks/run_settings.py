@@ -65,8 +65,10 @@ def settings(configured: dict[str, Any]) -> dict[str, Any]:
 
 def _brief(value: Any) -> Any:
     """Returns the beginning of a long list, such as a trace, with a checksum of all of it."""
+    if not isinstance(value, list):
+        return value
     text = repr(value)
-    if not isinstance(value, list) or len(text) <= MOST_CHARACTERS:
+    if len(text) <= MOST_CHARACTERS:
         return value
     return f"{text[:MOST_CHARACTERS]}... ({zlib.crc32(text.encode()):08x})"
 

@@ -425,11 +425,7 @@ def _check_loop(
 ) -> None:
     """Refuses a loop that does not give what `check_jobs` asks for."""
     loop.metrics.check_score("metric", metric, loop.finetuning.steps)
-    count = loop.participation.clients_per_round
-    most = loop.datamodule.num_clients
-    expected = f"from 1 to {most} (data.num_clients), or null for everyone"
-    holds = count is None or 1 <= count <= most
-    require_value("loop.clients_per_round", count, holds, expected)
+    loop.participation.check_count(loop.datamodule.num_clients)
     timed = budget is None or budget[0] != "virtual_seconds"
     holds = timed or loop.participation.clock is not None
     expected = "another one, or these runs need loop.clock, which counts them"

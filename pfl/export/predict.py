@@ -65,7 +65,7 @@ def predict(
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
         gaps = numbers
         if client is None and not with_global:
-            gaps = _named(module, table, numbers)
+            gaps = _clients_of_gaps(module, table, numbers)
         _fill_gaps(module, rows, values, gaps)
         networks = partial(_network_of, run)
         columns |= _predictions(
@@ -179,8 +179,9 @@ def _clients_of_rows(
     run: RestoredRun, module: TableDataModule, table: Table, own: bool
 ) -> np.ndarray:
     """Returns the client that each row names, int64 [n]."""
+    cells = _named_clients(module, table)
     names = module.client_names
-    if names is None or module.client_column is None or module.client_column not in table:
+    if cells is None or names is None:
         why = f"{type(run.model).__name__} has a model for each client"
         ways = ["--client", "--global"]
         if not own:
@@ -189,8 +190,6 @@ def _clients_of_rows(
         if names is not None and module.client_column is not None:
             ways.append(f"rows with the column {module.client_column!r}")
         raise ConfigError(f"predict: {why}; give {' or '.join(ways)}")
-    column = table[module.client_column]
-    cells = [str(cell) for cell in (column.cells or column.values)]
     otherwise = ""
     if not module.differs_by_client:
         otherwise = "--global, or "
@@ -204,17 +203,25 @@ def _clients_of_rows(
     return np.array([known[cell] for cell in cells])
 
 
-def _named(module: TableDataModule, table: Table, otherwise: np.ndarray) -> np.ndarray:
+def _named_clients(module: TableDataModule, table: Table) -> list[str] | None:
+    """Returns the name of a client in each row; None without names, or without their column."""
+    name = module.client_column
+    if module.client_names is None or name is None or name not in table:
+        return None
+    column = table[name]
+    return [str(cell) for cell in (column.cells or column.values)]
+
+
+def _clients_of_gaps(module: TableDataModule, table: Table, otherwise: np.ndarray) -> np.ndarray:
     """Returns the client of the run that each row names, int64 [n]; -1 for another one.
 
-    Without names, or such a column, `otherwise` is returned.
+    Where rows name no client, `otherwise` is returned.
     """
-    names = module.client_names
-    if names is None or module.client_column is None or module.client_column not in table:
+    cells = _named_clients(module, table)
+    if cells is None:
         return otherwise
-    known = {name: number for number, name in enumerate(names)}
-    column = table[module.client_column]
-    return np.array([known.get(str(cell), -1) for cell in (column.cells or column.values)])
+    known = {name: number for number, name in enumerate(module.names_or_numbers)}
+    return np.array([known.get(cell, -1) for cell in cells])
 
 
 def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: np.ndarray) -> None:

@@ -449,19 +449,16 @@ class Participation:
         if self.unseen is not None:
             self._check_unseen(everyone)
         total = len(self.population)
-        count = self.clients_per_round
-        if count is not None and not 1 <= count <= total:
-            of = "the clients that train" if len(self.unseen_clients) else "data.num_clients"
-            raise ConfigError(
-                f"loop.clients_per_round: {count}; it must be from 1 to {total} ({of}), or null "
-                f"for everyone"
-            )
+        of = "data.num_clients"
+        if len(self.unseen_clients):
+            of = "the clients that train"
+        self.check_count(total, of)
         if self.trace is None and self.sampling == "weighted":
             able = int((self.datamodule.client_sizes[self.population] > 0).sum())
             if able < self.cohort_size:
                 raise ConfigError(
-                    f"loop.clients_per_round: {count}; weighted sampling draws clients with "
-                    f"samples, and only {able} have some"
+                    f"loop.clients_per_round: {self.clients_per_round}; weighted sampling draws "
+                    f"clients with samples, and only {able} have some"
                 )
         for some in (self.dropout, self.stragglers):
             some.check(everyone, rounds)
@@ -479,6 +476,20 @@ class Participation:
                         f"loop.trace: round {number} has client {both[0]:.0f}, which loop.unseen "
                         f"keeps out of training; take it out of one of them"
                     )
+
+    def check_count(self, most: int, of: str = "data.num_clients") -> None:
+        """Refuses more clients a round than there are, or none.
+
+        Args:
+            most: The number of clients.
+            of: What this is the number of, in words.
+        """
+        count = self.clients_per_round
+        if count is not None and not 1 <= count <= most:
+            raise ConfigError(
+                f"loop.clients_per_round: {count}; it must be from 1 to {most} ({of}), or null "
+                f"for everyone"
+            )
 
     def _check_attackers(self, total: int, rounds: int | None) -> None:
         if isinstance(self._attacks, np.ndarray):

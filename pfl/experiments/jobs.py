@@ -15,6 +15,7 @@ import shutil
 import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -39,7 +40,7 @@ from pfl.method.scoring import BACKDOOR
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.metrics import known_models
 from pfl.scores.names import HIGHER_IS_BETTER, scores_among
-from pfl.scores.runs import OUTCOME, Run, column_names
+from pfl.scores.runs import OUTCOME, REPLACED, Run, column_names
 
 QUIET_TRAINER = {
     "enable_progress_bar": False,
@@ -62,19 +63,19 @@ def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
 
     The run saves checkpoints, so that one that was killed continues where it was. They are removed
     once the run has ended, unless `kept`, the arguments of `BestRound`, asks for the last one, and
-    for that of the best round.
+    for that of the best round. A run that has ended in the same folder, with another configuration,
+    code or data, moves into the folder `.replaced` of `root`.
 
     Returns:
         `status` ("finished", or "diverged" if the models were no longer finite), `seconds`,
         `reused`, which is True for an earlier run, and else `again`, which names in words what has
-        changed since an earlier run of the same configuration, and `used`, the memory of this
-        process.
+        changed since the earlier run, and `used`, the memory of this process.
     """
     if known := finished_outcome(job, root, kept):
         return {**known, "reused": True}
     folder = root / job.folder
     identity = _identity(job)
-    before = _recorded_outcome(folder)
+    again = _changed(job, root)
     make_folder(folder.parent, "--out")
     settings: Config = {
         **QUIET_TRAINER,
@@ -95,7 +96,9 @@ def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
     else:
         status = None
     if status is None or not (folder / "summary.json").is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # it is of another configuration, code or data
+        if again:
+            _move(folder, root / REPLACED / job.folder)
+        shutil.rmtree(folder, ignore_errors=True)  # a run that has not ended, or the same run
         path.write_text(text, encoding="utf-8")
         status = _fit(path)
     folder.mkdir(exist_ok=True)  # there is none if the first round failed
@@ -104,9 +107,6 @@ def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
     # `label` is the name that a report shows.
     outcome = {**identity, "status": status, "seconds": time.monotonic() - begun, "kept": kept}
     write_json(folder / OUTCOME, {**outcome, "label": job.label})
-    changed = [key for key in ("code", "data") if before.get(key) not in (None, identity[key])]
-    same = before.get("config") == identity["config"]
-    again = " and ".join(changed) if same else ""
     return {**outcome, "reused": False, "again": again, "used": used_memory()}
 
 
@@ -123,6 +123,27 @@ def finished_outcome(job: Job, root: Path, kept: Config | None = None) -> Config
     if _identity(job).items() <= outcome.items():
         return outcome
     return {}
+
+
+def _changed(job: Job, root: Path) -> str:
+    """Returns in words what has changed since the run that has ended in a job's folder, or ""."""
+    before = _recorded_outcome(root / job.folder)
+    if not before:
+        return ""
+    words = {"config": "configuration", "code": "code", "data": "data"}
+    parts = [words[key] for key, value in _identity(job).items() if before.get(key, value) != value]
+    return " and ".join(parts)
+
+
+def _move(folder: Path, place: Path) -> None:
+    """Moves a run's folder to a place, or beside it if there is one already."""
+    number = 1
+    free = place
+    while free.exists():
+        number += 1
+        free = place.with_name(f"{place.name}-{number}")
+    free.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(free)
 
 
 def _recorded_outcome(folder: Path) -> Config:
@@ -334,6 +355,13 @@ def run_all(
                 columns = column_names(read_run(job, root, before[job.folder]).rows)
                 scores += [f"{name.model}/{name.number}" for name in scores_among(columns)]
         check(list(dict.fromkeys(scores)))
+    changes = Counter(_changed(job, root) for job in jobs if not before[job.folder])
+    for again, number in changes.items():
+        if again:
+            say(
+                f"{number} runs that had ended are made again, since the {again} changed; what "
+                f"they left moves to {root / REPLACED}"
+            )
     work = functools.partial(execute, root=root, kept=kept)
     outcomes: dict[Path, Config] = {}
     room = room_for(jobs, len(jobs), workers)

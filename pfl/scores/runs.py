@@ -37,6 +37,7 @@ BUDGETS = {
 }
 """What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
 OUTCOME = "outcome.json"  # what `pfl compare` and `pfl reproduce` record of their runs
+REPLACED = ".replaced"  # their folder of runs that have ended, and that others have replaced
 OF_A_RUN = ("seed_everything", "ckpt_path")  # keys of a configuration that seeds do not share
 OF_A_TRAINER = ("name", "default_root_dir")  # the same in `trainer`, its loggers included
 OF_A_SEED = re.compile(r"seed\d+$")
@@ -236,6 +237,8 @@ def _rows(path: Path) -> list[Row]:
 def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
     """Returns the folders of runs among folders and below them, in the order of their names.
 
+    Those that another run has replaced, in a folder `.replaced`, count if that one is given.
+
     Raises:
         ConfigError: A folder does not exist, or holds no run; the line begins with the `command`.
     """
@@ -246,6 +249,7 @@ def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
                 f"{command}: {folder} is not a folder; it must be the folder of a run"
             )
         below = sorted(p for name in ("metrics.csv", OUTCOME) for p in folder.rglob(name))
+        below = [path for path in below if REPLACED not in path.relative_to(folder).parts]
         here = {path.parent: None for path in below if path.name == OUTCOME or _is_ours(path)}
         if not here:
             raise ConfigError(

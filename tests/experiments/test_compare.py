@@ -14,6 +14,7 @@ from pfl.cli.main import main, parser
 from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
 from pfl.report.comparison_tables import check_columns, score_table
+from pfl.scores.runs import find_runs
 from tests.cli.configurations import SMALL
 from tests.refusal import refused
 
@@ -113,7 +114,26 @@ def test_finished_runs_are_not_repeated(finished, tmp_path, capsys):
 def test_other_code_runs_again_with_a_remark(finished, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "code_version", lambda config="": "other")
     compare(comparison(tmp_path, seeds=1), copy(finished, tmp_path))
-    assert capsys.readouterr().out.count("the code changed") == 2
+    told = capsys.readouterr().out
+    assert told.count("(again, since the code changed)") == 2
+    place = tmp_path / "out" / ".replaced"
+    assert f"2 runs that had ended are made again, since the code changed; what they left" in told
+    assert {path.parent.name for path in find_runs([place], "report")} == {*RUNS}
+
+
+def test_runs_of_another_configuration_keep_what_those_before_have_left(finished, tmp_path, capsys):
+    """Each of two changes moves the runs before it: their tables are found again, as they were."""
+    out = copy(finished, tmp_path)
+    tables = []
+    for lr in (0.2, 0.4):
+        tables.append((out / "FedAvg/seed0/metrics.csv").read_bytes())
+        compare(comparison(tmp_path, seeds=1), out, "--change", f"model.init_args.lr={lr}")
+        told = capsys.readouterr().out
+        assert "2 runs that had ended are made again, since the configuration changed" in told
+    kept = [out / ".replaced/FedAvg" / name / "metrics.csv" for name in ("seed0", "seed0-2")]
+    assert [path.read_bytes() for path in kept] == tables
+    assert (out / "FedAvg/seed0/metrics.csv").read_bytes() not in tables
+    assert len(find_runs([out], "report")) == 4  # without those that were replaced
 
 
 @pytest.mark.parametrize("wrong", [{"lrr": 0.1}, {"lr": -1.0}])

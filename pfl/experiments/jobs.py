@@ -359,8 +359,8 @@ def run_all(
     for again, number in changes.items():
         if again:
             say(
-                f"{number} runs that had ended are made again, since the {again} changed; what "
-                f"they left moves to {root / REPLACED}"
+                f"made again, since the {again} changed: {number} of {len(jobs)} runs; what they "
+                f"had left moves to {root / REPLACED}"
             )
     work = functools.partial(execute, root=root, kept=kept)
     outcomes: dict[Path, Config] = {}

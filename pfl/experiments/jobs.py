@@ -356,10 +356,10 @@ def run_all(
                 scores += [f"{name.model}/{name.number}" for name in scores_among(columns)]
         check(list(dict.fromkeys(scores)))
     changes = Counter(_changed(job, root) for job in jobs if not before[job.folder])
-    for again, number in changes.items():
+    for again, count in changes.items():
         if again:
             say(
-                f"made again, since the {again} changed: {number} of {len(jobs)} runs; what they "
+                f"made again, since the {again} changed: {count} of {len(jobs)} runs; what they "
                 f"had left moves to {root / REPLACED}"
             )
     work = functools.partial(execute, root=root, kept=kept)

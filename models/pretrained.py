@@ -89,60 +89,32 @@ class Pretrained(nn.Module):
             if value not in known:
                 raise ValueError(f"Pretrained.{key}: {value!r}; it must be {' or '.join(known)}")
         if sha256 is not None:
-            weights = path / "model.safetensors"
-            found = None
-            if weights.is_file():
-                found = hashlib.sha256(weights.read_bytes()).hexdigest()
-            if found != sha256:
-                raise ValueError(f"Pretrained.sha256: {sha256}, but {weights} has {found}")
-        try:
-            import transformers as hf
-        except ImportError as error:
-            raise ValueError(
-                f"Pretrained.folder: {folder}; transformers is missing, pip install transformers"
-            ) from error
-        config = hf.AutoConfig.from_pretrained(path, local_files_only=True)
-        for name, value in config.to_dict().items():
-            if "drop" in name and isinstance(value, float):
-                setattr(config, name, dropout)
+            _check_sum(path / "model.safetensors", sha256)
+        config = _configuration(path, dropout)
         if padding_id is None:
             padding_id = config.pad_token_id
         if padding_id is None:
             raise ValueError("Pretrained.padding_id: null; the configuration has none, give it")
         config.pad_token_id = padding_id
+        if task != "causal" and pooling == "own":
+            config.num_labels = num_classes
         self.padding_id = padding_id
         self.task = task
         self.pooling = pooling
         self.folder = str(path)
         self.outputs = num_classes
         self.vocabulary = config.vocab_size
-        kind: Any = hf.AutoModel
-        if task == "causal":
-            kind = hf.AutoModelForCausalLM
-        elif pooling == "own":
-            kind = hf.AutoModelForSequenceClassification
-            config.num_labels = num_classes
-        level = hf.logging.get_verbosity()
-        hf.logging.disable_progress_bar()
-        hf.logging.set_verbosity_error()  # it warns of a new head, and of an unused old one
-        try:
-            self.model = kind.from_pretrained(
-                path, config=config, local_files_only=True, dtype=DTYPES[dtype]
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"Pretrained.folder: {folder} cannot be loaded ({reason})") from error
-        finally:
-            hf.logging.set_verbosity(level)
-        self.model.train()  # it comes in evaluation mode
+        self.model = _model(path, config, task, pooling, DTYPES[dtype])
+        self.prompt: nn.Parameter | None = None
         self.head_path: str | None = None
         self.head = None
-        self.prompt: nn.Parameter | None = None
-        if task != "causal" and pooling == "mean":
+        if task == "causal":
+            return
+        if pooling == "mean":
             if getattr(self.model, "pooler", None) is not None:
                 self.model.pooler = None  # the mean does not use it
             self.head = nn.Linear(config.hidden_size, num_classes)
-        elif task != "causal":
+        else:
             known = ("classifier", "score")
             self.head_path = next(name for name in known if hasattr(self.model, name))
             self.head = self.model.get_submodule(self.head_path).float()
@@ -203,3 +175,50 @@ def _local_folder(folder: str) -> Path:
     if not (path / "config.json").is_file():
         raise ValueError(f"Pretrained.folder: {folder}; it must be a folder with a config.json")
     return path
+
+
+def _check_sum(weights: Path, sha256: str) -> None:
+    """Refuses weights with another checksum, or none."""
+    found = None
+    if weights.is_file():
+        found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if found != sha256:
+        raise ValueError(f"Pretrained.sha256: {sha256}, but {weights} has {found}")
+
+
+def _configuration(path: Path, dropout: float) -> Any:
+    """Returns the transformer's configuration, with these rates of dropout."""
+    try:
+        import transformers as hf
+    except ImportError as error:
+        raise ValueError(
+            f"Pretrained.folder: {path}; transformers is missing, pip install transformers"
+        ) from error
+    config = hf.AutoConfig.from_pretrained(path, local_files_only=True)
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, dropout)
+    return config
+
+
+def _model(path: Path, config: Any, task: str, pooling: str, dtype: torch.dtype) -> Any:
+    """Returns the transformer with its weights, in training mode."""
+    import transformers as hf
+
+    kind: Any = hf.AutoModel
+    if task == "causal":
+        kind = hf.AutoModelForCausalLM
+    elif pooling == "own":
+        kind = hf.AutoModelForSequenceClassification
+    level = hf.logging.get_verbosity()
+    hf.logging.disable_progress_bar()
+    hf.logging.set_verbosity_error()  # it warns of a new head, and of an unused old one
+    try:
+        model = kind.from_pretrained(path, config=config, local_files_only=True, dtype=dtype)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"Pretrained.folder: {path} cannot be loaded ({reason})") from error
+    finally:
+        hf.logging.set_verbosity(level)
+    model.train()  # it comes in evaluation mode
+    return model

@@ -106,18 +106,27 @@ def _refuse_max_norm(network: nn.Module) -> None:
 
 def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_layers: bool) -> None:
     """Raises a ConfigError unless data, network and loss fit each other."""
-    name = type(runner.network).__name__
-    shape = list(batch.inputs.shape[2:])
-    inputs = batch.inputs[0]
-    targets = batch.targets[0]
     lost = unregistered_parameters(runner.network)
-    w = runner.space.vector.detach().clone()[None]
+    outputs = _outputs_of(runner, batch.inputs[0], list(lost))
+    _check_outputs(runner, outputs, batch.targets[0], classes, names_layers)
+    if lost:
+        _check_lost_are_unused(runner, batch.inputs[0], lost)
+    _check_loss(runner, batch, outputs)
+
+
+def _outputs_of(runner: ModelRunner, inputs: Tensor, lost: list[str]) -> Tensor:
+    """Returns the outputs of the network, or raises a ConfigError if it does not take the inputs.
+
+    `lost` are parameters that PyTorch does not list.
+    """
+    name = type(runner.network).__name__
+    w = runner.space.vector.detach().clone()
     try:
         with torch.no_grad(), runner.precision():
-            outputs = runner.load(w[0], None, training=True)[0](inputs)
+            outputs = runner.load(w, None, training=True)[0](inputs)
     except MISFITS as error:
         if lost:  # they stay on another device, or in another dtype
-            raise never_trained(name, list(lost)) from error
+            raise never_trained(name, lost) from error
         single = ""
         if len(inputs) == 1:
             single = (
@@ -125,7 +134,7 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
                 "or a part of one with model.accumulate"
             )
         raise ConfigError(
-            f"network: {name} cannot process inputs of shape {shape}{single}: "
+            f"network: {name} cannot process inputs of shape {list(inputs.shape[1:])}{single}: "
             f"{first_line(error)}{_advice(error, inputs)}"
         ) from error
     if not isinstance(outputs, Tensor):
@@ -133,6 +142,14 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
             f"network: {name} returns a {type(outputs).__name__}; it must return one tensor, as "
             f"pfl.models.Pretrained does for a transformer of Hugging Face"
         )
+    return outputs
+
+
+def _check_outputs(
+    runner: ModelRunner, outputs: Tensor, targets: Tensor, classes: int | None, names_layers: bool
+) -> None:
+    """Refuses outputs that are not finite, or are fewer than the classes of the data."""
+    name = type(runner.network).__name__
     if not (names_layers or outputs.isfinite().all()):
         raise ConfigError(
             f"network: {name} gives NaN or infinite outputs before any training; with engine: "
@@ -145,8 +162,12 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
             f"with {needed} classes; give it num_classes={needed}, or, "
             f"{_instead_of_classes(runner, outputs, targets, needed)}"
         )
-    if lost:
-        _check_lost_are_unused(runner, inputs, lost)
+
+
+def _check_loss(runner: ModelRunner, batch: Batch, outputs: Tensor) -> None:
+    """Refuses a loss that does not take these outputs, mixes samples, or has no usable gradient."""
+    targets = batch.targets[0]
+    w = runner.space.vector.detach().clone()[None]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's, of a broadcast that is refused below
@@ -155,31 +176,37 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
     except ConfigError:
         raise
     except MISFITS as error:
-        if "sparse tensor" in str(error):
-            raise ConfigError(
-                f"network: {_sparse_layers(runner.network)} of {name} has a sparse gradient; make "
-                f"it with sparse=False"
-            ) from error
-        if runner.loss is default_loss and targets.is_floating_point():
-            raise ConfigError(
-                f"data: the targets {list(targets.shape)} are {targets.dtype}, so that the loss is "
-                f"the squared error, but {name} gives outputs {list(outputs.shape)}; labels of "
-                f"classes must be integers, as of targets.long(), or of target_kind: classes in a "
-                f"TableDataModule"
-            ) from error
-        if "does not require grad" in str(error):
-            raise ConfigError(
-                f"network: the loss of {name} has no gradient; leave out detach() and no_grad() in "
-                f"{name} and in {name_of(runner.loss)}"
-            ) from error
-        raise ConfigError(
-            f"loss: {name_of(runner.loss)} cannot compare outputs {list(outputs.shape)} of "
-            f"{name} with targets {list(targets.shape)} ({targets.dtype}): {first_line(error)}"
-        ) from error
+        raise ConfigError(_why_no_loss(runner, outputs, targets, error)) from error
     if loss.isnan().any() and outputs.isfinite().all():
         raise ConfigError(
             f"loss: {name_of(runner.loss)} gives NaN for finite outputs before any training"
         )
+
+
+def _why_no_loss(runner: ModelRunner, outputs: Tensor, targets: Tensor, error: Exception) -> str:
+    """Returns what is wrong where the loss, or its gradient, raises an error."""
+    name = type(runner.network).__name__
+    if "sparse tensor" in str(error):
+        return (
+            f"network: {_sparse_layers(runner.network)} of {name} has a sparse gradient; make it "
+            f"with sparse=False"
+        )
+    if runner.loss is default_loss and targets.is_floating_point():
+        return (
+            f"data: the targets {list(targets.shape)} are {targets.dtype}, so that the loss is the "
+            f"squared error, but {name} gives outputs {list(outputs.shape)}; labels of classes "
+            f"must be integers, as of targets.long(), or of target_kind: classes in a "
+            f"TableDataModule"
+        )
+    if "does not require grad" in str(error):
+        return (
+            f"network: the loss of {name} has no gradient; leave out detach() and no_grad() in "
+            f"{name} and in {name_of(runner.loss)}"
+        )
+    return (
+        f"loss: {name_of(runner.loss)} cannot compare outputs {list(outputs.shape)} of {name} with "
+        f"targets {list(targets.shape)} ({targets.dtype}): {first_line(error)}"
+    )
 
 
 class TooFewOutputs(ConfigError):

@@ -355,13 +355,7 @@ def run_all(
                 columns = column_names(read_run(job, root, before[job.folder]).rows)
                 scores += [f"{name.model}/{name.number}" for name in scores_among(columns)]
         check(list(dict.fromkeys(scores)))
-    changes = Counter(_changed(job, root) for job in jobs if not before[job.folder])
-    for again, count in changes.items():
-        if again:
-            say(
-                f"made again, since the {again} changed: {count} of {len(jobs)} runs; what they "
-                f"had left moves to {root / REPLACED}"
-            )
+    _tell_made_again([job for job in jobs if not before[job.folder]], root)
     work = functools.partial(execute, root=root, kept=kept)
     outcomes: dict[Path, Config] = {}
     room = room_for(jobs, len(jobs), workers)
@@ -377,6 +371,17 @@ def run_all(
             if room.note(used) and len(outcomes) < len(jobs):
                 say(str(room))
     return outcomes
+
+
+def _tell_made_again(jobs: Sequence[Job], root: Path) -> None:
+    """Says how many of the runs that are made had ended before, and what has changed since."""
+    changes = Counter(_changed(job, root) for job in jobs)
+    for again, count in changes.items():
+        if again:
+            say(
+                f"runs made again, since the {again} changed: {count}; what they had left moves "
+                f"to {root / REPLACED}"
+            )
 
 
 def _outcome_words(outcome: Config) -> str:

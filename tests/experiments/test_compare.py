@@ -117,7 +117,7 @@ def test_other_code_runs_again_with_a_remark(finished, tmp_path, capsys, monkeyp
     told = capsys.readouterr().out
     assert told.count("(again, since the code changed)") == 2
     place = tmp_path / "out" / ".replaced"
-    assert "made again, since the code changed: 2 of 2 runs; what they had left" in told
+    assert "runs made again, since the code changed: 2; what they had left" in told
     assert {path.parent.name for path in find_runs([place], "report")} == {*RUNS}
 
 
@@ -129,7 +129,7 @@ def test_runs_of_another_configuration_keep_what_those_before_have_left(finished
         tables.append((out / "FedAvg/seed0/metrics.csv").read_bytes())
         compare(comparison(tmp_path, seeds=1), out, "--change", f"model.init_args.lr={lr}")
         told = capsys.readouterr().out
-        assert "made again, since the configuration changed: 2 of 2 runs" in told
+        assert "runs made again, since the configuration changed: 2" in told
     kept = [out / ".replaced/FedAvg" / name / "metrics.csv" for name in ("seed0", "seed0-2")]
     assert [path.read_bytes() for path in kept] == tables
     assert (out / "FedAvg/seed0/metrics.csv").read_bytes() not in tables

@@ -317,7 +317,7 @@ def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
     (here / "out/tiny/alone/seed0/outcome.json").unlink()
     small["runs"]["FedAvg"]["model.init_args.lr"] = 0.2
     lines = call(write(small), "--out", "out")[1].splitlines()
-    assert lines[0].startswith("made again, since the configuration changed: 1 of 3 runs; ")
+    assert lines[0].startswith("runs made again, since the configuration changed: 1; ")
     assert ["as before" in line for line in lines[1:4]] == [False, True, False]
     config = yaml.safe_load((here / "out/tiny/FedAvg/seed0/config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == 0.2

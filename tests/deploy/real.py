@@ -12,7 +12,7 @@ REAL = [
     pytest.mark.cli,
     pytest.mark.skipif(
         not (BIN / "flower-superlink").exists(),
-        reason="flwr is not installed: make test-flower has it",
+        reason="flwr is not installed: make test-more has it",
     ),
 ]
 """Marks of such tests."""

@@ -132,7 +132,7 @@ def test_keys_need_cryptography_and_a_new_folder(tmp_path, monkeypatch):
 
 
 def test_only_their_owner_reads_keys_and_ssh_and_openssl_read_them(tmp_path):
-    pytest.importorskip("cryptography", reason="Flower is not installed: make test-flower has it")
+    pytest.importorskip("cryptography", reason="Flower is not installed: make test-more has it")
     folder = write_keys(tmp_path / "app", "fl.example.org,10.1.2.3", 2)
     for path in folder.rglob("*"):
         expected = 0o600

@@ -134,7 +134,7 @@ def test_peft_opens_an_exported_adapter_and_gives_the_same_logits(folders, kind,
     """As a reader of README.md does it, in evaluation mode, for drawn factors and heads."""
     pytest.importorskip("peft")
     from pfl.errors import ConfigError
-    from pfl.export.peft import loading_code, save_adapter
+    from pfl.export.peft import adapter_code, save_adapter
 
     settings = {"task": "causal", "padding_id": 0} if kind == "causal" else {"num_classes": 3}
     settings |= {"pooling": "mean"} if kind == "mean" else {}
@@ -151,7 +151,7 @@ def test_peft_opens_an_exported_adapter_and_gives_the_same_logits(folders, kind,
     # transformers warns that the classifier is drawn anew, which peft then replaces.
     scope = {}
     exec(
-        loading_code(network)
+        adapter_code(network)
         .replace('"."', repr(str(tmp_path)))
         .replace('"head.s', f'"{tmp_path}/head.s'),
         scope,

@@ -46,11 +46,11 @@ def test_the_page_can_be_followed(tmp_path, monkeypatch):
     lines = [words(line) for line in printed.splitlines()]
     assert [line for line in SHOWN if words(line) not in lines] == []
 
-    assert [row["name"] for row in table(Path("runs/hospitals/clients.csv"))] == [
-        "coast",
-        "north",
-        "south",
-    ]
+    clients = table(Path("runs/hospitals/clients.csv"))
+    assert [row["name"] for row in clients] == ["coast", "north", "south"]
+    train, val, test = (clients[1][f"{split}_samples"] for split in ("train", "val", "test"))
+    # The north as a party divides its file as the run has divided it.
+    assert f"{train} to train with, {val} to validate, {test} to test" in printed
     assert [row["model"] for row in table(Path("predictions.csv"))] == ["north", "coast"] * 4
     # Cells are riskier where more are malignant: the odds are those of the hospital's own labels.
     risk = [float(row["probability of malignant"]) for row in table(Path("predictions.csv"))]

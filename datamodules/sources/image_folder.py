@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,8 +36,9 @@ class ImageFolderDataModule(FederatedDataModule):
     columns of a table. The client may be a person, a hospital, a camera or a domain: with
     `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
     their names. Images whose name, or a folder's, begins with a point are left out: programs write
-    such copies. Gray images of 16 bits a pixel become float32 in [0, 1] instead, and then all
-    images must have 16 bits. `levels="client/class"` reads domains such as PACS's:
+    such copies. Links to folders and images are followed. Gray images of 16 bits a pixel become
+    float32 in [0, 1] instead, and then all images must have 16 bits. `levels="client/class"` reads
+    domains such as PACS's:
 
         pacs/photo/dog/056_0001.jpg
         pacs/sketch/horse/9001.png
@@ -144,9 +146,7 @@ class ImageFolderDataModule(FederatedDataModule):
         levels = self.levels.split("/")
         self._others = []
         self._hidden = []
-        for path in sorted(self.folder.rglob("*")):
-            if not path.is_file():
-                continue
+        for path in sorted(_files(self.folder)):
             place = path.relative_to(self.folder)
             is_image = path.suffix.lower() in SUFFIXES
             if any(part.startswith(".") for part in place.parts):
@@ -156,6 +156,11 @@ class ImageFolderDataModule(FederatedDataModule):
             if not is_image:
                 self._others.append(place)
                 continue
+            if not path.is_file():
+                raise ConfigError(
+                    f"ImageFolderDataModule.folder: {str(path)!r} is a link to a file that does "
+                    "not exist; each image must be there"
+                )
             *names, _ = place.parts
             if len(names) != len(levels):
                 raise ConfigError(
@@ -201,6 +206,16 @@ class ImageFolderDataModule(FederatedDataModule):
                 )
             images[image.path] = image
         return list(images.values())
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yields all files in a folder, also those behind links to other folders."""
+    for place, below, names in os.walk(folder, followlinks=True):
+        here = Path(place).resolve()
+        # A link to a folder that it lies in has no end.
+        below[:] = [name for name in below if not here.is_relative_to((here / name).resolve())]
+        for name in names:
+            yield Path(place, name)
 
 
 class _Image(NamedTuple):

@@ -17,6 +17,7 @@ from pfl.export.normalization import gap_values, normalization
 from pfl.files import read_json, read_records, reading
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.exported import has_own_models
+from pfl.method.messenger import Joined, own_network
 from pfl.rounds.loop import FederatedLoop
 
 ONNX = """\
@@ -106,6 +107,9 @@ def card(
         names["member"] = algorithm.family.names[place]
     if algorithm.wrapper is not None:
         names["wrapper"] = f"{algorithm.wrapper.__module__}.{algorithm.wrapper.__qualname__}"
+    both = own_network(algorithm.network)
+    if client is not None and isinstance(both, Joined):
+        names["joined"] = f"{type(both).__module__}.{type(both).__qualname__}"
     seeds = {"data": loop.datamodule.seed, "loop": loop.seed}
     return {
         "model": kind,
@@ -183,11 +187,26 @@ def sizes(content: dict[str, Any]) -> str:
 
 
 def _network_of(content: dict[str, Any], modules: dict[str, set[str]]) -> str:
-    """Returns the Python that builds the network of a card, such as the client's of a family."""
+    """Returns the Python that builds the network of a card, perhaps joined with a messenger."""
+    own = _member_of(content, content.get("member"), modules)
+    if "joined" not in content:
+        return own
+    module, _, name = content["joined"].rpartition(".")
+    modules.setdefault(module, set()).add(name)
+    given = content["method"]["init_args"]["messenger"]
+    if given is not None:
+        return f"{name}({own}, {_call(given, modules)})"
+    first = None
+    if "member" in content:
+        first = next(iter(content["network"]["init_args"]["networks"]))
+    return f"{name}({own}, {_member_of(content, first, modules)})"
+
+
+def _member_of(content: dict[str, Any], name: str | None, modules: dict[str, set[str]]) -> str:
+    """Returns the Python that builds the network of a card, of a family that of this name."""
     network = content["network"]
-    if "member" not in content:
+    if name is None:
         return _call(network, modules)
-    name = content["member"]
     given = network["init_args"]
     one = {key: given[key] for key in ("features", "reduce") if key in given}
     one = {"networks": {name: given["networks"][name]}, **one}

@@ -246,3 +246,18 @@ def test_images_with_a_point_before_their_name_are_left_out(tmp_path):
     assert data.samples.inputs[:, 0, 0, 0].tolist() == [1, 2]
     said = "images left out, as the name of a folder or file begins with a point: 3, first "
     assert data.conversions[-1] == f"{said}'.ipynb_checkpoints/a.png'"
+
+
+def test_links_to_folders_are_followed(tmp_path, one_line):
+    """A data set may be put together from links; no client is lost, and a circle has an end."""
+    write(tmp_path / "disk", {"photo/cat/a.png": 1, "photo/dog/b.png": 2})
+    write(tmp_path / "set", {"sketch/cat/c.png": 3})
+    (tmp_path / "set" / "photo").symlink_to(tmp_path / "disk" / "photo")
+    (tmp_path / "set" / "sketch" / "back").symlink_to(tmp_path / "set")
+    data = ImageFolderDataModule(tmp_path / "set", "client/class", partition=Natural())
+    loaded = data.load()
+    assert loaded.client_ids.tolist() == ["photo", "photo", "sketch"]
+    assert loaded.train.inputs[:, 0, 0, 0].tolist() == [1, 2, 3]
+    (tmp_path / "set" / "sketch" / "cat" / "d.png").symlink_to(tmp_path / "gone.png")
+    with one_line("sketch/cat/d.png' is a link to a file that does not exist"):
+        data.load()

@@ -351,3 +351,24 @@ def test_clients_may_be_named_in_several_words():
     words = "export --ckpt_path a --out b --client 007 --client 7 8 --global"
     given = parser.parse_args(words.split())
     assert given.client == ["007", "7", "8"]
+
+
+@pytest.mark.parametrize(
+    ("network", "messenger"), [(WIDE, MLP), (FAMILY, None)], ids=["given", "first of the family"]
+)
+def test_a_client_of_fedmrl_loads_with_its_messenger(network, messenger, tmp_path, monkeypatch):
+    """Its outputs need both networks; the expected loss is that of the run's own evaluation."""
+    run = fit(tmp_path, "nested", "FedMRL", {"messenger": messenger}, network)
+    words = ["--ckpt_path", str(run / "checkpoints/last.ckpt"), "--client", "0", "1"]
+    assert main(["export", *words, "--out", str(tmp_path)]) == 0
+    data = DigitsDataModule(6, Dirichlet(1.0), seed=0)
+    data.setup()
+    for client in (0, 1):
+        monkeypatch.chdir(tmp_path / f"client{client}")
+        scope = {}
+        exec(re.search(r"```python\n(.*?)```", Path("README.md").read_text(), re.S)[1], scope)
+        index = torch.from_numpy(data.partition.test.of(np.array([client]))).long()
+        inputs, targets = data.samples.gather(index)
+        loss = torch.nn.functional.cross_entropy(scope["network"](inputs), targets).item()
+        expected = float(table(run / "clients.csv")[client]["test/personalized/loss"])
+        np.testing.assert_allclose(loss, expected, rtol=2e-6)

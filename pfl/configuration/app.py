@@ -85,6 +85,9 @@ class FederatedCLI(CommandLine):
     samples, unless `data.init_args.seed` or `loop.seed` say otherwise.
     """
 
+    go_on: str | None = None
+    """How a run that a signal has ended continues, in words; None: by `--ckpt_path`."""
+
     def __init__(self, args: list[str] | None = None, learns: bool = False) -> None:
         self.learns = learns  # whether options are written down, for the next start of the program
         self.parsers: list[LightningArgumentParser] = []  # one for each of `subcommands()`
@@ -226,7 +229,7 @@ class FederatedCLI(CommandLine):
 
     def run_subcommand(self, subcommand: str) -> None:
         """Runs the subcommand; a signal becomes one line that names the round."""
-        with report_signals(self.trainer):
+        with report_signals(self.trainer, self.go_on):
             super().run_subcommand(subcommand)
 
 

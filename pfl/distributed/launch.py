@@ -179,8 +179,10 @@ def is_lost_contact(error: Exception) -> bool:
 
 
 @contextmanager
-def report_signals(trainer: Any = None) -> Iterator[None]:
+def report_signals(trainer: Any = None, go_on: str | None = None) -> Iterator[None]:
     """Prints one line if SIGTERM, SIGUSR1 or Ctrl-C ends the block; Lightning prints nothing.
+
+    `go_on` says how a run continues; None: by `--ckpt_path`.
 
     Raises:
         Ended: If a signal ended the block.
@@ -201,7 +203,7 @@ def report_signals(trainer: Any = None) -> Iterator[None]:
         else:
             raise
         if trainer is None or trainer.is_global_zero:
-            line = _describe(f"ended by {number.name}", trainer)
+            line = _describe(f"ended by {number.name}", trainer, go_on)
             print(f"error: {line}", file=sys.stderr, flush=True)
         raise Ended(128 + number) from error
 
@@ -231,15 +233,16 @@ def _signals_raise(trainer: Any) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _describe(event: str, trainer: Any) -> str:
+def _describe(event: str, trainer: Any, go_on: str | None = None) -> str:
     """Returns one line: what happened, in which round, and how the run can continue."""
     if trainer is None or trainer.state.fn != "fit":
         return event
     paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]
     path = next(filter(None, [*paths, trainer.ckpt_path]), None)
-    go_on = "start again"
-    if path:
+    if go_on is None and path:
         go_on = f"go on from the last checkpoint with --ckpt_path {path}"
+    elif go_on is None:
+        go_on = "start again"
     number = trainer.current_epoch + 1
     last = trainer.max_epochs
     if last < 0:  # max_time or max_steps ends the run

@@ -167,13 +167,19 @@ def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
     return merge(config, {"trainer": {"callbacks": callbacks}})
 
 
+class JobCLI(FederatedCLI):
+    """The command line of `fit` for one of several runs, which their command continues."""
+
+    go_on = "the same command, given again, goes on from the last checkpoint"
+
+
 def _fit(config: Path, checkpoint: Path | None = None) -> str:
     """Returns the status of a run of `fit`, whose output is dropped."""
     words = ["fit", "--config", str(config)]
     gc.collect()  # a run's trainer, data and models refer to each other, and outlive it for long
     try:
         with _mistakes_of(config), redirect_stdout(io.StringIO()):
-            FederatedCLI([*words, "--ckpt_path", str(checkpoint)] if checkpoint else words)
+            JobCLI([*words, "--ckpt_path", str(checkpoint)] if checkpoint else words)
     except Diverged:
         return "diverged"
     return "finished"

@@ -11,6 +11,7 @@ import yaml
 
 from pfl.cli.commands import compare as compare_command
 from pfl.cli.main import main, parser
+from pfl.distributed.launch import Ended
 from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
 from pfl.report.comparison_tables import check_columns, score_table
@@ -119,6 +120,26 @@ def test_other_code_runs_again_with_a_remark(finished, tmp_path, capsys, monkeyp
     place = tmp_path / "out" / ".replaced"
     assert "runs made again, since the code changed: 2; what they had left" in told
     assert {path.parent.name for path in find_runs([place], "report")} == {*RUNS}
+
+
+class Interrupts(pl.Callback):
+    """Ctrl-C in the second round."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if pl_module.rounds == 1:
+            raise KeyboardInterrupt
+
+
+def test_a_comparison_that_is_ended_says_how_it_goes_on(tmp_path, capsys):
+    """Not by --ckpt_path, which `pfl compare` does not have."""
+    callbacks = [f"{__name__}.Interrupts"]
+    trainer = {"max_epochs": 2, "accelerator": "cpu", "callbacks": callbacks}
+    common = {key: value for key, value in SMALL.items() if key != "seed_everything"}
+    common |= {"trainer": trainer, "model": {"init_args": SMALL["model"]["init_args"]}}
+    with pytest.raises(Ended):
+        compare(comparison(tmp_path, common=common), tmp_path / "out")
+    said = "error: ended by SIGINT in round 2 of 2; the same command, given again, goes on from the"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
 
 
 def test_runs_of_another_configuration_keep_what_those_before_have_left(finished, tmp_path, capsys):

@@ -8,6 +8,7 @@ from benchmarks import published
 from tests.commands import ROOT
 
 RECORD = ROOT / "docs" / "record"
+SHORT = ROOT / "docs" / "papers"
 
 
 def curves(name, value, *keys):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import papers, published
-from tests.experiments.pages import RECORD, curves, until
+from tests.experiments.pages import RECORD, SHORT, curves, until
 
 pytestmark = pytest.mark.cli
 
@@ -251,6 +251,33 @@ def test_the_row_of_emnist():
     assert f"({theirs[0]:.1f} to {theirs[-1]:.1f})" in page
     assert sorted(own.values()) == list(own.values())
     assert own["FedCLUP, low"] < together  # each run lies between both ends, and nearer with λ
+
+
+def test_the_row_of_cifar():
+    """It is read from the published file, and every word about it follows from that."""
+    page = (RECORD / "fedclup.md").read_text()
+    section = page[page.index("## Tables 2 and 4 on CIFAR-10") :]
+    printed = {"LocalTrain": 62.38}
+    printed |= {"FedCLUP, high": 61.02, "FedCLUP, medium": 67.12, "FedCLUP, low": 73.02}
+    rows = {row["run"]: row for row in published.rows("results/fedclup-cifar")}
+    assert rows.keys() == {*printed, "GlobalTrain"}
+    own = {run: 100 * float(rows[run]["test/personalized/accuracy"]) for run in printed}
+    cells = [f"{own[run]:.2f} ({printed[run]:.2f})" for run in printed]
+    assert f"| personalized models | {' | '.join(cells)} |  |" in section
+    shared = [100 * float(rows[run]["test/global/accuracy"]) for run in list(printed)[1:]]
+    together = 100 * float(rows["GlobalTrain"]["test/global/accuracy"])
+    cells = [*(f"{accuracy:.2f}" for accuracy in shared), f"{together:.2f} (80.41)"]
+    assert f"| global model |  | {' | '.join(cells)} |" in section
+    behind = [printed[run] - own[run] for run in printed]
+    behind.append(80.41 - together)
+    assert min(behind[0], behind[-1]) > 10 and together <= 60
+    assert f"{behind[0]:.2f} and {behind[-1]:.2f} points; FedCLUP by" in section
+    assert f"{behind[1]:.2f}, {behind[2]:.2f} and {behind[3]:.2f}." in section
+    assert sorted(own.values()) == list(own.values())  # the order of λ, and between both ends
+    assert max(*own.values(), *shared) < together
+    assert printed["FedCLUP, high"] < printed["LocalTrain"]
+    words = f"CIFAR-10 {min(behind):.0f} to {max(behind):.0f} points below print"
+    assert words in (SHORT / "fedclup.md").read_text()
 
 
 def test_images_that_local_train_needs_on_emnist():

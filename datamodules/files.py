@@ -1,4 +1,4 @@
-"""Files that change as a whole."""
+"""Files that change as a whole, and the files of a folder."""
 
 import glob
 import os
@@ -51,3 +51,13 @@ def _is_running(process: int) -> bool:
     except (PermissionError, OverflowError):
         pass
     return True
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yields all files in a folder, also those behind links to other folders."""
+    for place, below, names in os.walk(folder, followlinks=True):
+        here = Path(place).resolve()
+        # A link to a folder that it lies in has no end.
+        below[:] = [name for name in below if not here.is_relative_to((here / name).resolve())]
+        for name in names:
+            yield Path(place, name)

@@ -3,7 +3,6 @@
 import csv
 import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, require_value
+from ..files import files_below
 from ..ranges import Count, as_int
 from ..samples.images import Colour, changes_of, decode
 from ..samples.loaded import Loaded
@@ -146,7 +146,7 @@ class ImageFolderDataModule(FederatedDataModule):
         levels = self.levels.split("/")
         self._others = []
         self._hidden = []
-        for path in sorted(_files(self.folder)):
+        for path in sorted(files_below(self.folder)):
             place = path.relative_to(self.folder)
             is_image = path.suffix.lower() in SUFFIXES
             if any(part.startswith(".") for part in place.parts):
@@ -206,16 +206,6 @@ class ImageFolderDataModule(FederatedDataModule):
                 )
             images[image.path] = image
         return list(images.values())
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yields all files in a folder, also those behind links to other folders."""
-    for place, below, names in os.walk(folder, followlinks=True):
-        here = Path(place).resolve()
-        # A link to a folder that it lies in has no end.
-        below[:] = [name for name in below if not here.is_relative_to((here / name).resolve())]
-        for name in names:
-            yield Path(place, name)
 
 
 class _Image(NamedTuple):

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import io
 import json
-import os
 import re
 import shutil
 import sysconfig
@@ -29,6 +28,7 @@ from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import callbacks_of
 from pfl.configuration.messages import explain
 from pfl.datamodules.errors import require_value
+from pfl.datamodules.files import files_below
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
@@ -75,7 +75,7 @@ def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
         return {**known, "reused": True}
     folder = root / job.folder
     identity = _identity(job)
-    again = _changed(job, root)
+    again = _changed(_recorded_outcome(folder), identity)
     make_folder(folder.parent, "--out")
     settings: Config = {
         **QUIET_TRAINER,
@@ -125,13 +125,10 @@ def finished_outcome(job: Job, root: Path, kept: Config | None = None) -> Config
     return {}
 
 
-def _changed(job: Job, root: Path) -> str:
-    """Returns in words what has changed since the run that has ended in a job's folder, or ""."""
-    before = _recorded_outcome(root / job.folder)
-    if not before:
-        return ""
+def _changed(before: Config, identity: Config) -> str:
+    """Returns in words what has changed since the outcome of a run, if there is one; or ""."""
     words = {"config": "configuration", "code": "code", "data": "data"}
-    parts = [words[key] for key, value in _identity(job).items() if before.get(key, value) != value]
+    parts = [words[key] for key, value in identity.items() if before.get(key, value) != value]
     return " and ".join(parts)
 
 
@@ -294,8 +291,7 @@ def data_version(config: Config) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted(set(_paths({key: config.get(key) for key in DATA_KEYS}))):
-        walked = os.walk(path, followlinks=True)
-        found = sorted(Path(base, name) for base, _, names in walked for name in names)
+        found = sorted(files_below(path))
         for entry in (entry for entry in found or [path] if entry.is_file()):
             about = entry.stat()
             stamp = (str(entry), about.st_size, about.st_mtime_ns)
@@ -381,7 +377,10 @@ def run_all(
 
 def _tell_made_again(jobs: Sequence[Job], root: Path) -> None:
     """Says how many of the runs that are made had ended before, and what has changed since."""
-    changes = Counter(_changed(job, root) for job in jobs)
+    changes: Counter[str] = Counter()
+    for job in jobs:
+        if before := _recorded_outcome(root / job.folder):
+            changes[_changed(before, _identity(job))] += 1
     for again, count in changes.items():
         if again:
             say(

@@ -227,54 +227,54 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
         assert f"| R = {radius} | {' | '.join(cells)} |" in page
 
 
-def test_the_row_of_emnist():
-    page = (RECORD / "fedclup.md").read_text()
-    printed = {"LocalTrain": 61.11}
-    printed |= {"FedCLUP, high": 62.78, "FedCLUP, medium": 64.15, "FedCLUP, low": 66.72}
-    rows = {row["run"]: row for row in published.rows("results/fedclup-emnist")}
-    assert rows.keys() == {*printed, "GlobalTrain"}
-    own = {run: 100 * float(rows[run]["test/personalized/accuracy"]) for run in printed}
-    cells = [f"{own[run]:.2f} ({printed[run]:.2f})" for run in printed]
-    assert f"| personalized models | {' | '.join(cells)} |  |" in page
-    runs = list(printed)[1:]
-    cells = [f"{100 * float(rows[run]['test/global/accuracy']):.2f}" for run in runs]
-    together = 100 * float(rows["GlobalTrain"]["test/global/accuracy"])
-    cells.append(f"{together:.2f} (66.11)")
-    assert f"| global model |  | {' | '.join(cells)} |" in page
-    assert f"| {66.11 - together:.2f} points below. | yes |" in page
-    behind = [f"{printed[run] - own[run]:.2f}" for run in printed]
-    assert f"{behind[0]} points." in page
-    assert f"{behind[1]}, {behind[2]} and {behind[3]} points below" in page
-    gains = [own[run] - own["LocalTrain"] for run in runs]
-    assert f"{gains[0]:.0f} to {gains[-1]:.0f} points" in page
-    theirs = [printed[run] - printed["LocalTrain"] for run in runs]
-    assert f"({theirs[0]:.1f} to {theirs[-1]:.1f})" in page
-    assert sorted(own.values()) == list(own.values())
-    assert own["FedCLUP, low"] < together  # each run lies between both ends, and nearer with λ
+def rows_of_table_4(data, title, printed, printed_together):
+    """A section of the record, and the accuracies in % that its two rows have from the data.
 
-
-def test_the_row_of_cifar():
-    """It is read from the published file, and every word about it follows from that."""
+    They are those of the personalized models by run, of the global models, and GlobalTrain's.
+    """
     page = (RECORD / "fedclup.md").read_text()
-    section = page[page.index("## Tables 2 and 4 on CIFAR-10") :]
-    printed = {"LocalTrain": 62.38}
-    printed |= {"FedCLUP, high": 61.02, "FedCLUP, medium": 67.12, "FedCLUP, low": 73.02}
-    rows = {row["run"]: row for row in published.rows("results/fedclup-cifar")}
+    section = page[page.index(title) :]
+    rows = {row["run"]: row for row in published.rows(data)}
     assert rows.keys() == {*printed, "GlobalTrain"}
     own = {run: 100 * float(rows[run]["test/personalized/accuracy"]) for run in printed}
     cells = [f"{own[run]:.2f} ({printed[run]:.2f})" for run in printed]
     assert f"| personalized models | {' | '.join(cells)} |  |" in section
     shared = [100 * float(rows[run]["test/global/accuracy"]) for run in list(printed)[1:]]
     together = 100 * float(rows["GlobalTrain"]["test/global/accuracy"])
-    cells = [*(f"{accuracy:.2f}" for accuracy in shared), f"{together:.2f} (80.41)"]
+    cells = [*(f"{accuracy:.2f}" for accuracy in shared), f"{together:.2f} ({printed_together})"]
     assert f"| global model |  | {' | '.join(cells)} |" in section
+    assert sorted(own.values()) == list(own.values())
+    assert own["FedCLUP, low"] < together  # each run lies between both ends, and nearer with λ
+    return section, own, shared, together
+
+
+def test_the_row_of_emnist():
+    printed = {"LocalTrain": 61.11}
+    printed |= {"FedCLUP, high": 62.78, "FedCLUP, medium": 64.15, "FedCLUP, low": 66.72}
+    title = "## Tables 2 and 4 on EMNIST"
+    page, own, _, together = rows_of_table_4("results/fedclup-emnist", title, printed, 66.11)
+    assert f"| {66.11 - together:.2f} points below. | yes |" in page
+    behind = [f"{printed[run] - own[run]:.2f}" for run in printed]
+    assert f"{behind[0]} points." in page
+    assert f"{behind[1]}, {behind[2]} and {behind[3]} points below" in page
+    runs = list(printed)[1:]
+    gains = [own[run] - own["LocalTrain"] for run in runs]
+    assert f"{gains[0]:.0f} to {gains[-1]:.0f} points" in page
+    theirs = [printed[run] - printed["LocalTrain"] for run in runs]
+    assert f"({theirs[0]:.1f} to {theirs[-1]:.1f})" in page
+
+
+def test_the_row_of_cifar():
+    printed = {"LocalTrain": 62.38}
+    printed |= {"FedCLUP, high": 61.02, "FedCLUP, medium": 67.12, "FedCLUP, low": 73.02}
+    title = "## Tables 2 and 4 on CIFAR-10"
+    page, own, shared, together = rows_of_table_4("results/fedclup-cifar", title, printed, 80.41)
     behind = [printed[run] - own[run] for run in printed]
     behind.append(80.41 - together)
     assert min(behind[0], behind[-1]) > 10 and together <= 60
-    assert f"{behind[0]:.2f} and {behind[-1]:.2f} points; FedCLUP by" in section
-    assert f"{behind[1]:.2f}, {behind[2]:.2f} and {behind[3]:.2f}." in section
-    assert sorted(own.values()) == list(own.values())  # the order of λ, and between both ends
-    assert max(*own.values(), *shared) < together
+    assert f"{behind[0]:.2f} and {behind[-1]:.2f} points; FedCLUP by" in page
+    assert f"{behind[1]:.2f}, {behind[2]:.2f} and {behind[3]:.2f}." in page
+    assert max(shared) < together
     assert printed["FedCLUP, high"] < printed["LocalTrain"]
     words = f"CIFAR-10 {min(behind):.0f} to {max(behind):.0f} points below print"
     assert words in (SHORT / "fedclup.md").read_text()

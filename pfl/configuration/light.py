@@ -57,8 +57,12 @@ UNSURE = None  # whether a value is right: True, False, or UNSURE
 
 
 def notes_file() -> Path:
-    """Returns the file of the notes that hold for pfl's files and the packages as they are."""
-    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    """Returns the file of the notes that hold for pfl's files and the packages as they are.
+
+    Its name ends with a digest of these; before it stands a digest of the folder of pfl's files.
+    """
+    place = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    digest = place.copy()
     for name in PACKAGES:
         for path in sorted((ROOT / name).rglob("*.py")):
             stat = path.stat()
@@ -69,7 +73,8 @@ def notes_file() -> Path:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".dist-info"))
         digest.update(" ".join(names).encode())
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "lightning-pfl" / f"options-{digest.hexdigest()[:16]}.json"
+    name = f"options-{place.hexdigest()[:16]}-{digest.hexdigest()[:16]}.json"
+    return Path(cache).expanduser() / "lightning-pfl" / name
 
 
 def read_notes() -> dict[str, Any]:
@@ -82,13 +87,17 @@ def read_notes() -> dict[str, Any]:
 
 
 def write_notes(notes: dict[str, Any]) -> None:
-    """Writes the notes, in place of older ones; does nothing in a folder that is read-only."""
+    """Writes the notes, in place of older ones of the same folder of pfl's files.
+
+    Does nothing in a folder that is read-only.
+    """
     with contextlib.suppress(*NO_NOTES):
         path = notes_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_content(path) as file:
             file.write(json.dumps(notes).encode())
-        for old in path.parent.glob("options-*.json"):
+        place = path.name.rpartition("-")[0]
+        for old in path.parent.glob(f"{place}-*.json"):
             if old != path:
                 old.unlink(missing_ok=True)
 

@@ -83,6 +83,6 @@ def engines_for(asked: EngineName) -> list[type[Engine]]:
         return [engine]
     names = ", ".join(dict.fromkeys(name for entry in _entries for name in entry.asked))
     raise ConfigError(
-        f"engine: {asked!r} {fault}; choose one of {names}, or give the path of a class that "
+        f"model.engine: {asked!r} {fault}; choose one of {names}, or give the path of a class that "
         f"derives from pfl.engines.Engine, as in mine.Fast"
     )

@@ -51,7 +51,7 @@ def select_engine(asked: EngineName, runner: ModelRunner, batch: Batch) -> Engin
         if reason is None:
             return engine
     name = type(runner.network).__name__
-    raise ConfigError(f"engine: {asked} cannot train {name}: {reason}; use engine: sequential")
+    raise ConfigError(f"model.engine: {asked} cannot train {name}: {reason}; use sequential")
 
 
 def select_objective_engine(engine: Engine, batch: Batch) -> Engine:

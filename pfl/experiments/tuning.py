@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import pydoc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -102,6 +102,15 @@ def check_space(job: Job, space: Space) -> None:
             for value in tried:  # a text may stand for a number
                 if isinstance(value, int | float):
                     limit.require(f"{job.run}: space.{key}", value)
+
+
+def _with_other_values(job: Job, first: Config, space: Space) -> Iterator[Job]:
+    """Yields a job for each value of a list but the first one, with the `first` of other keys."""
+    for key, values in space.items():
+        if isinstance(values, list):
+            for value in values[1:]:
+                changed = job.with_changes([nest({**first, key: value})])
+                yield replace(changed, axes={**job.axes, f"space.{key}": value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +211,7 @@ class Tuning(Comparison):
         check_jobs(tried, self.score, self.limit, validated=True)
         for job in places:
             check_space(job, self.spaces[job.run])
+            check_jobs(_with_other_values(job, first[job.run], self.spaces[job.run]))
         work = functools.partial(tune_run, tuning=self, root=root)
         room = room_for(tried, len(places), jobs)
         trials = []

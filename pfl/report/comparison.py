@@ -232,9 +232,11 @@ class ComparedRuns:
         """Returns what a reader of the table must know, in sentences."""
         notes = [f"The score is {self.number}."]
         counts = sorted({len(self.of(label)) for label in self.labels})
-        seeds = " or ".join(map(str, counts))
-        plural = "s" * (counts != [1])
-        notes.append(f"± is the standard deviation over {seeds} seed{plural}.")
+        if counts == [1]:
+            notes.append("Each method has one run: how much a seed changes is not known.")
+        else:
+            seeds = " or ".join(map(str, counts))
+            notes.append(f"± is the standard deviation over {seeds} seeds.")
         rows = [row for row in self.chosen.values() if row is not None]
         if not rows:
             notes.append("No run has a test score.")

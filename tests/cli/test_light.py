@@ -203,6 +203,22 @@ def test_another_file_of_pfl_has_other_notes(tmp_path, monkeypatch):
     assert light.notes_file() != before
 
 
+def test_notes_replace_older_ones_of_the_same_checkout_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = []
+    for checkout in (tmp_path / "one", tmp_path / "two"):
+        for name in light.PACKAGES:
+            (checkout / name).mkdir(parents=True)
+        monkeypatch.setattr(light, "ROOT", checkout)
+        light.write_notes({})
+        files.append(light.notes_file())
+    assert all(file.is_file() for file in files)
+    (checkout / "pfl" / "new.py").write_text("")
+    light.write_notes({})
+    kept = {*(tmp_path / "cache" / "lightning-pfl").iterdir()}
+    assert kept == {files[0], light.notes_file()}
+
+
 def test_a_read_only_folder_gets_no_notes(tmp_path, monkeypatch):
     (tmp_path / "file").touch()  # no folder can be made below a file, even by root
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

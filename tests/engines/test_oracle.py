@@ -203,7 +203,7 @@ class Branching(nn.Sequential):
 )
 def test_vmap_is_refused_where_it_cannot_run_and_auto_takes_the_sequential_engine(build, reason):
     network, _, batch = problem(build, (12,), labels(3))
-    with refused("engine", "vmap", type(network).__name__, reason, "engine: sequential"):
+    with refused("engine", "vmap", type(network).__name__, reason, "use sequential"):
         make(network, batch.inputs[0], batch.targets[0], engine="vmap")
     oracle = make(network, batch.inputs[0], batch.targets[0], engine="auto")
     assert oracle.engine.name == "sequential"

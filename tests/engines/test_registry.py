@@ -99,7 +99,7 @@ def test_an_engine_can_be_given_by_its_path():
 )
 def test_an_engine_that_was_asked_for_is_refused_in_words(entries, kind, words):
     register(kind)
-    with refused("engine", kind.name, *words, "use engine: sequential"):
+    with refused("engine", kind.name, *words, "use sequential"):
         oracle(kind.name)
 
 

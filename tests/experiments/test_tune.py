@@ -294,6 +294,14 @@ def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
             ["FedAvg: space.model.init_args.lr: 0.0; it must be positive"],
         ),
         (
+            {"tune": {"space": {"model.init_args.engine": ["auto", "fastest"]}}},
+            ["FedAvg, space.model.init_args.engine=fastest, seed=0: model.engine"],
+        ),
+        (
+            {"tune": {"space": {"loop.clients_per_round": [2, 4000]}}},
+            ["FedAvg, space.loop.clients_per_round=4000, seed=0: loop.clients_per_round: 4000"],
+        ),
+        (
             {"tune": {"space": {"model.init_args.lr_decay": {"low": 0.5, "high": 1.5}}}},
             ["space.model.init_args.lr_decay: 1.5; it must be positive and at most 1"],
         ),

@@ -125,6 +125,13 @@ def test_mean_and_sample_deviation_over_seeds():
     ]
 
 
+def test_one_run_of_each_method_has_no_deviation():
+    comparison = ComparedRuns([run("A", 0, [0.5])], "A")
+    assert cell(tables.score_table(comparison), "A", "global") == "0.5000"
+    words = " ".join(comparison.notes())
+    assert "±" not in words and "Each method has one run" in words
+
+
 def test_records_have_the_numbers_of_the_tables_for_programs():
     """A has 0.5 and 0.7 (mean 0.6, deviation 0.1414); B is 0.1 better in the one seed it has.
 

@@ -54,8 +54,8 @@ class FederatedLoop(Checked, LightningDataModule):
         trace: Given cohorts that replace the sampling: a list of lists of client ids, one for each
             round, or the path of a JSON file with such a list. A round may be empty.
         unseen: Clients that never train, for an evaluation on newcomers: a share of all clients,
-            which is drawn once; a list of client ids, or of names where clients have names; or the
-            path of a JSON file with such a list. They are in no cohort, and
+            which is drawn once; a list of client ids, or of names (texts) where clients have
+            names; or the path of a JSON file with such a list. They are in no cohort, and
             `clients_per_round: null` means all others.
         dropout: Clients of the cohort that fail after their training, so that their messages never
             arrive: the probability of each, or a list of client ids for each round, or the path of
@@ -122,7 +122,7 @@ class FederatedLoop(Checked, LightningDataModule):
         clients_per_round: int | None = None,
         sampling: Sampling = "uniform",
         trace: str | Sequence[Sequence[int]] | None = None,
-        unseen: float | str | Sequence[int] | Sequence[str] | None = None,
+        unseen: float | str | Sequence[str | int] | None = None,
         dropout: float | str | Sequence[Sequence[int]] = 0.0,
         stragglers: float | str | Sequence[Sequence[int]] = 0.0,
         straggler_work: ProperShare = 0.5,

@@ -125,9 +125,23 @@ class Participation:
     def _unseen_ids(self) -> list[int]:
         """The list in `unseen` as ids, in its order; names become ids."""
         assert isinstance(self.unseen, Sequence)
-        return [
-            self._id_of(one, "loop.unseen") if isinstance(one, str) else one for one in self.unseen
-        ]
+        ids = []
+        for one in self.unseen:
+            if isinstance(one, str):
+                ids.append(self._id_of(one, "loop.unseen"))
+            else:
+                self._check_no_name("loop.unseen", one)
+                ids.append(one)
+        return ids
+
+    def _check_no_name(self, argument: str, number: int) -> None:
+        """Refuses an id that is also the name of another client, as where names count from 1."""
+        named = self._ids_by_name.get(str(number), number)
+        if named != number:
+            raise ConfigError(
+                f"{argument}: {number}; the client of this name has the id {named}; give names in "
+                f"quotes, as in ['{number}']"
+            )
 
     @cached_property
     def _ids_by_name(self) -> dict[str, int]:

@@ -79,12 +79,23 @@ def test_impossible_names_of_unseen_clients_are_refused(unseen, parts):
         FederatedLoop(hospitals(), unseen=unseen).setup()
 
 
-def hospitals():
+def test_a_name_of_digits_is_a_text_and_no_id(tmp_path):
+    """Hospitals 1, 2 and 3 have the ids 0, 1 and 2."""
+    (tmp_path / "names.json").write_text('["1"]')
+    for unseen in (["1"], str(tmp_path / "names.json"), [0]):
+        assert FederatedLoop(hospitals("123"), unseen=unseen).unseen_clients.tolist() == [0]
+    for unseen in ([1], np.array([2]), ["3", 2]):
+        with refused("loop.unseen", "id", "give names in quotes, as in"):
+            FederatedLoop(hospitals("123"), unseen=unseen).setup()
+    assert FederatedLoop(hospitals("012"), unseen=[1]).unseen_clients.tolist() == [1]
+
+
+def hospitals(names=("north", "south", "east")):
     """Three clients with names."""
     return ArrayDataModule(
         np.zeros((12, 2), np.float32),
         np.arange(12) % 2,
-        client_ids=np.array(["north", "south", "east"] * 4),
+        client_ids=np.array([*names] * 4),
         num_clients=None,
         partition=Natural(),
     )

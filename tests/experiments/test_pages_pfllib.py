@@ -62,6 +62,12 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     below = {run: pfllib.PRINTED[run] - pooled[run, "global"][30] for run in ("FedAvg", "FedProx")}
     assert "FedAvg {FedAvg:.2f} below. FedProx {FedProx:.2f} below. | yes |".format(**below) in page
     assert f"FedDBE {pfllib.PRINTED['FedDBE'] - last['FedDBE']:.2f} below." in page
+    assert f"FedRoD {pfllib.PRINTED['FedRoD'] - max(own['FedRoD'].values()):.2f} below." in page
+    apart = pooled["FedRoD", "global"][30]
+    text = "FedRoD is {:.2f} points behind clients alone; its global model, which PFLlib does not "
+    text += "print, has {:.2f} % in the last round, {:.2f} points more than FedAvg's."
+    ahead = apart - pooled["FedAvg", "global"][30]
+    assert text.format(last["clients alone"] - max(own["FedRoD"].values()), apart, ahead) in page
     for run in ("FedAMP", "FedBABU", "FedDistill", "FedProto"):
         assert f"{run} {pfllib.PRINTED[run] - last[run]:.2f} below" in page
     here = {run: score - last["clients alone"] for run, score in last.items()}

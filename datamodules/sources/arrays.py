@@ -18,10 +18,11 @@ from ..samples.samples import TensorSamples, are_scaled
 class TensorDataModule(FederatedDataModule):
     """A data set given as tensors, or as NumPy arrays whose types are kept.
 
-    Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
-    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are stored as uint8, and become
-    float32 in every batch. Those of the shape of images, [N, H, W] or [N, C, H, W], are divided by
-    255; those of a table, [N, F], are not.
+    Integer targets are classes, which keep their numbers: the largest one decides how many outputs
+    a network needs, and a run says if classes below it do not occur. Floating targets mean
+    regression; booleans [N, L] are L labels of a sample, floating 0 and 1 (docs/metrics.md). Inputs
+    of type uint8 are stored as uint8, and become float32 in every batch. Those of the shape of
+    images, [N, H, W] or [N, C, H, W], are divided by 255; those of a table, [N, F], are not.
 
     Args:
         inputs: Training inputs [N, ...].
@@ -51,6 +52,7 @@ class TensorDataModule(FederatedDataModule):
         super().__init__(**kwargs)
         arrays = (inputs, targets, test_inputs, test_targets, client_ids)
         self._loaded = _as_loaded(dict(zip(_KEYS, arrays, strict=True)))
+        self.conversions = _unused_classes(self._loaded)
 
     def load(self) -> Loaded:
         return self._loaded
@@ -131,7 +133,9 @@ class ArrayDataModule(FederatedDataModule):
         for key in ("inputs", "test_inputs"):
             if key in tensors and are_scaled(tensors[key]):
                 self.conversions.append(f"{key}: uint8 images, divided by 255")
-        return _as_loaded({**arrays, **tensors})._replace(missing=missing)
+        loaded = _as_loaded({**arrays, **tensors})
+        self.conversions += _unused_classes(loaded)
+        return loaded._replace(missing=missing)
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
@@ -273,3 +277,22 @@ def _as_loaded(given: Mapping[str, Any]) -> Loaded:
     if ids is not None:
         ids = np.asarray(ids)
     return Loaded(train, test, ids)
+
+
+def _unused_classes(loaded: Loaded) -> list[str]:
+    """Returns a line about classes [N] below the largest one that do not occur; none without."""
+    found: set[int] = set()
+    for samples in (loaded.train, loaded.test):
+        if samples is None or samples.targets is None:
+            continue
+        targets = samples.targets
+        if targets.is_floating_point() or targets.ndim != 1:
+            return []
+        found |= set(targets.unique().tolist())
+    largest = max(found, default=-1)
+    if min(found, default=-1) < 0 or len(found) > largest:  # negative ones are refused later
+        return []
+    return [
+        f"targets: {len(found)} of the classes 0 to {largest} occur; they keep their numbers, so "
+        f"that a network needs {largest + 1} outputs"
+    ]

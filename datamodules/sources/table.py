@@ -282,6 +282,12 @@ class TableDataModule(FederatedDataModule):
         """
         self._ready()
         table = read_table(path, [])
+        for name in self.read_columns:
+            if name not in table:
+                raise ConfigError(
+                    f"it lacks the column {name!r}, an input of the run; its columns are "
+                    f"{', '.join(table)}"
+                )
         reader = copy.copy(self)
         reader._given_levels = dict(self.levels)
         reader.category_columns = list(self.levels)
@@ -293,7 +299,7 @@ class TableDataModule(FederatedDataModule):
         elif inputs.missing.any():
             row, place = np.argwhere(inputs.missing)[0].tolist()
             raise ConfigError(
-                f"{path}: row {row + 1} after the names has no value of {inputs.names[place]!r}; a "
+                f"row {row + 1} after the names has no value of {inputs.names[place]!r}; a "
                 f"prediction needs one"
             )
         if self.window is None:

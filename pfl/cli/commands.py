@@ -317,7 +317,7 @@ def export(given: argparse.Namespace) -> None:
     from pfl.export import export as write
 
     clients = given.client
-    if clients == ["all"]:
+    if "all" in (clients or []):
         clients = None
     options = {"form": given.format, "factored": given.factored, "states": given.states}
     try:

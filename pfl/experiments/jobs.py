@@ -377,16 +377,40 @@ def run_all(
 
 def _tell_made_again(jobs: Sequence[Job], root: Path) -> None:
     """Says how many of the runs that are made had ended before, and what has changed since."""
-    changes: Counter[str] = Counter()
-    for job in jobs:
-        if before := _recorded_outcome(root / job.folder):
-            changes[_changed(before, _identity(job))] += 1
+    befores = ((job, _recorded_outcome(root / job.folder)) for job in jobs)
+    changes = Counter(_changed(before, _identity(job)) for job, before in befores if before)
+    tell_made_again("runs", changes, str(root / REPLACED))
+
+
+def tell_made_again(what: str, changes: Counter[str], place: str) -> None:
+    """Says how many runs that had ended are made again, by what has changed, and where they move.
+
+    Args:
+        what: What the runs are called.
+        changes: How many runs there are, by what has changed, in words; "" is for those of which
+            nothing has, and which do not move.
+        place: The folder.
+    """
     for again, count in changes.items():
         if again:
             say(
-                f"runs made again, since the {again} changed: {count}; what they had left moves "
-                f"to {root / REPLACED}"
+                f"{what} made again, since the {again} changed: {count}; what they had left moves "
+                f"to {place}"
             )
+
+
+def changed_apart(folder: Path, config: Config) -> str:
+    """Returns in words what is another than that of the run that has ended in a folder, if one has.
+
+    It is the code and the data that `config` names; and where these are the same, the
+    configuration.
+    """
+    before = _recorded_outcome(folder)
+    if not before:
+        return ""
+    code = code_version(json.dumps(config, default=str))
+    parts = _changed(before, {"code": code, "data": data_version(config)})
+    return parts or "configuration"
 
 
 def _outcome_words(outcome: Config) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import pydoc
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,14 @@ from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, op
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
 from pfl.experiments.jobs import (
+    changed_apart,
     check_jobs,
     code_version,
     data_version,
     execute,
     read_run,
     room_for,
+    tell_made_again,
     with_callback,
 )
 from pfl.experiments.progress import Expected, Watch, live_page, say
@@ -37,6 +40,7 @@ from pfl.experiments.workers import side_by_side
 from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
+from pfl.scores.runs import REPLACED
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -216,6 +220,7 @@ class Tuning(Comparison):
         room = room_for(tried, len(places), jobs)
         trials = []
         made = set[Path]()
+        changes: Counter[str] = Counter()
         for place in places:
             study, _, _ = _study_of(place, self, root)
             ended = [trial.state.is_finished() for trial in study.get_trials(deepcopy=False)]
@@ -225,6 +230,9 @@ class Tuning(Comparison):
                 trials += [Expected.of(name, folder, place.config) for folder in folders]
                 if number < len(ended) and ended[number]:
                     made.update(folders)
+                if number >= len(ended):
+                    changes.update(changed_apart(one, place.config) for one in folders)
+        tell_made_again("trials", changes, f"folders {REPLACED} in {root}")
         with Watch(trials, made, self.score, live_page(root, live)):
             if jobs is None and len(places) > 1:
                 say(str(room))

@@ -58,7 +58,7 @@ def predict(
     run = RestoredRun(checkpoint, "predict")
     with run.models_in_use():
         module = _table_of(run.datamodule.datamodule)
-        values, table, places = module.rows(rows)
+        values, table, places = _read(module, rows)
         columns = _ids(module, table, rows, places, id_column)
         owners, numbers = _owners(run, table, len(values), client, with_global)
         names = module.names_or_numbers
@@ -92,7 +92,7 @@ def predict_at_party(
     method = run.party.method
     with method.in_full_precision():
         module = _table_of(run.own)
-        values, table, places = module.rows(rows)
+        values, table, places = _read(module, rows)
         columns = _ids(module, table, rows, places, id_column)
         owners = np.full(len(values), run.place)
         columns["model"] = np.full(len(values), f"party {run.client}", object)
@@ -109,6 +109,14 @@ def predict_at_party(
 def _check_rows(rows: Path) -> None:
     if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
         raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
+
+
+def _read(module: TableDataModule, rows: Path) -> tuple[np.ndarray, Table, np.ndarray]:
+    """Returns what `TableDataModule.rows` returns; its errors name the file."""
+    try:
+        return module.rows(rows)
+    except ConfigError as error:
+        raise ConfigError(f"predict: --rows: {rows}: {error}") from error
 
 
 def _table_of(module: FederatedDataModule) -> TableDataModule:

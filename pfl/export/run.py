@@ -181,6 +181,11 @@ def export(
         ConfigError: There is no such checkpoint, client or model.
     """
     run = RestoredRun(checkpoint)
+    if states is not None and run.parties is None:
+        raise ConfigError(
+            f"export: --states: {states}, but the run has no real parties, and its checkpoint has "
+            f"all states; leave it out"
+        )
     with run.models_in_use():
         models: list[int | None] = []
         if with_global:

@@ -195,7 +195,14 @@ def _largest_class(loop: FederatedLoop) -> str:
     number = int(classes.max())
     rows = (classes == number).reshape(len(classes), -1)
     sample = int(rows.any(1).int().argmax())
-    return f"; the class {number} is in sample {sample}{_owner(loop, sample)}"
+    found = len(classes.unique())
+    few = ""
+    if loop.datamodule.has_labels and found <= number:
+        few = (
+            f", and {found} of the classes 0 to {number} occur, which "
+            f"np.unique(targets, return_inverse=True)[1] numbers from 0"
+        )
+    return f"; the class {number} is in sample {sample}{_owner(loop, sample)}{few}"
 
 
 def _owner(loop: FederatedLoop, sample: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -68,6 +69,11 @@ def _read(key: str, path: Path) -> dict[str, Tensor]:
         load = _load_pickled
     try:
         content = load(path)
+    except UnpicklingError as error:  # whose text is about PyTorch's own options
+        raise ConfigError(
+            f"{key}: {path} cannot be read: it must be a .safetensors file, or hold tensors by "
+            f"their names, as torch.save(network.state_dict(), file) writes"
+        ) from error
     except Exception as error:  # whatever a damaged file leads to
         reason = " ".join(str(error).split())[:100]
         raise ConfigError(f"{key}: {path} cannot be read: {reason}") from error

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import TableDataModule, TensorDataModule
+from datamodules import ArrayDataModule, TableDataModule, TensorDataModule
 from models import LogisticRegression
 from pfl.algorithms import FedAvg
 from tests.problems import run
@@ -62,6 +62,34 @@ def test_floating_classes_are_told_what_works(tmp_path, one_line):
 def test_integer_tables_are_told_what_works(tmp_path, one_line):
     with one_line('the inputs are torch.int64: make them floating, as inputs.astype("float32")'):
         rows(of(Y, np.arange(120).reshape(40, 3)), tmp_path, outputs=2)
+
+
+GAPS = np.resize([3, 10, 700], 40)
+
+
+def test_classes_that_do_not_occur_are_told(tmp_path):
+    """Classes keep their numbers; a line says so, and none does where all classes occur."""
+    said = (
+        "targets: 3 of the classes 0 to 700 occur; they keep their numbers, so that a network "
+        "needs 701 outputs"
+    )
+    np.savez(tmp_path / "gaps.npz", inputs=X, targets=GAPS)
+    read = ArrayDataModule(file=tmp_path / "gaps.npz", num_clients=2)
+    read.setup()
+    for data in (read, ArrayDataModule(X, GAPS, num_clients=2), of(GAPS)):
+        assert data.num_classes == 701
+        assert data.conversions == [said]
+    whole = TensorDataModule(X, 2 * Y, X[:5], np.ones(5, np.int64), num_clients=2)
+    for data in (of(Y), of(Y.astype(np.float32)), whole):
+        assert data.conversions == []
+
+
+def test_too_few_outputs_for_classes_with_gaps_are_told_what_works(tmp_path, one_line):
+    numbered = np.unique(GAPS, return_inverse=True)[1]
+    assert rows(of(numbered), tmp_path, outputs=3)
+    told = "num_classes=701", "and 3 of the classes 0 to 700 occur, which np.unique("
+    with one_line(*told):
+        rows(of(GAPS), tmp_path, outputs=3)
 
 
 class Pixels(nn.Module):

@@ -132,8 +132,11 @@ def test_trials_that_have_ended_are_not_repeated(found, tmp_path):
     assert (found / "trials.csv").read_text() == before
 
 
-def test_trials_of_another_space_are_not_told_as_ended(tmp_path, monkeypatch):
-    """The folders have outcomes of the first search; the second one makes its trials anew."""
+def test_trials_of_another_space_are_told_as_made_again(tmp_path, monkeypatch, capsys):
+    """The folders have outcomes of the first search; the third one makes its trials anew.
+
+    What the first trials had left is where its line says.
+    """
     told = []
 
     def watch(runs, made, *rest):
@@ -141,11 +144,32 @@ def test_trials_of_another_space_are_not_told_as_ended(tmp_path, monkeypatch):
         return Watch(runs, made, *rest)
 
     monkeypatch.setattr(tuning, "Watch", watch)
+    out = tmp_path / "out"
+    first = out / "FedAvg/trial0/seed0/metrics.csv"
+    said = []
     for low in (0.01, 0.01, 0.02):
+        if first.is_file():
+            left = first.read_bytes()
         space = {LR: {"low": low, "high": 1.0}}
         path = write(tmp_path, rounds=1, runs=ONE, tune={"trials": 2, "space": space})
-        Tuning.from_file(path).search(tmp_path / "out")
+        Tuning.from_file(path).search(out)
+        said.append([line for line in capsys.readouterr().out.splitlines() if "again" in line])
     assert told == [0, 2, 0]
+    expected = (
+        "trials made again, since the configuration changed: 2; what they had left moves to "
+        f"folders .replaced in {out}"
+    )
+    assert said == [[], [], [expected]]
+    assert (out / "FedAvg/.replaced/trial0/seed0/metrics.csv").read_bytes() == left
+
+
+def test_trials_of_other_code_are_told_as_made_again(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, rounds=1, runs=ONE, tune={"trials": 1, "space": SPACE})
+    Tuning.from_file(path).search(tmp_path / "out")
+    for module in (jobs, tuning):
+        monkeypatch.setattr(module, "code_version", lambda config="": "other")
+    Tuning.from_file(path).search(tmp_path / "out")
+    assert "trials made again, since the code changed: 1; what" in capsys.readouterr().out
 
 
 def test_more_trials_continue_the_search(tmp_path):

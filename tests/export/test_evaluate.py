@@ -195,7 +195,16 @@ def test_a_row_without_a_value_is_named(trained, cell, line):
     file.write_text(f"age,dose,blood\n50,1,A\n{cell},1,A\n")
     status, _, err = call("predict", folder / "run", "--rows", file, "--global")
     assert (status, err.count("\n")) == (2, 1)
-    assert line in err
+    assert err.startswith(f"error: predict: --rows: {file}: ") and line in err
+
+
+def test_a_column_that_new_rows_lack_is_named(trained):
+    folder, _, _ = trained
+    file = folder / "few.csv"
+    file.write_text("age,blood\n50,A\n")
+    status, _, err = call("predict", folder / "run", "--rows", file, "--global")
+    line = "it lacks the column 'dose', an input of the run; its columns are age, blood"
+    assert (status, err) == (2, f"error: predict: --rows: {file}: {line}\n")
 
 
 CONVERTED = {

@@ -114,6 +114,13 @@ def test_models_are_those_that_were_asked_for(exported):
     assert names["head"] == {"client0", "client3"}
 
 
+def test_all_clients_and_one_of_them_are_all(exported, tmp_path):
+    path = exported["head"][0] / "checkpoints" / "last.ckpt"
+    words = ["--client", "0", "all", "--client", "3", "--out", str(tmp_path)]
+    assert main(["export", "--ckpt_path", str(path), *words]) == 0
+    assert {folder.name for folder in tmp_path.iterdir()} == {f"client{i}" for i in range(6)}
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_models_score_without_the_framework_as_in_the_run(exported, tmp_path):
@@ -270,6 +277,11 @@ def test_tensors_have_the_plain_names_and_the_clients_own_head(exported):
         ("head", ["--global"], "--global: FedRep has no global model; give --client"),
         ("global", ["--client", "0"], "FedAvg has one model for all clients; give --global"),
         ("head", [], "give --client with names, numbers or all, --global, or both"),
+        (
+            "head",
+            ["--client", "0", "--states", "s"],
+            "--states: s, but the run has no real parties",
+        ),
         ("head", ["--frobnicate"], "unrecognized arguments: --frobnicate"),
         (None, ["--global"], "is not a file"),
     ],

@@ -89,6 +89,15 @@ def test_a_file_that_is_none_is_refused(tmp_path, name, content, line):
         FedAvg(MLP(4, (3,), 2), weights=str(tmp_path / name))
 
 
+def test_a_file_of_another_kind_is_told_what_can_be_read(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(b"nothing")
+    line = (
+        "model.onnx cannot be read: it must be a .safetensors file, or hold tensors by their names"
+    )
+    with pytest.raises(ConfigError, match=line):
+        FedAvg(MLP(4, (3,), 2), weights=str(tmp_path / "model.onnx"))
+
+
 @pytest.mark.parametrize("kind", [LocalTrain, FedPer])
 def test_a_run_without_a_global_model_has_nothing_to_begin_with(tmp_path, kind):
     """Its checkpoint has the initial values, or a part of them."""

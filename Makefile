@@ -18,8 +18,9 @@ install: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(RUNS))  ## set up .venv wi
 quickstart: install  ## set up .venv and train on the 8x8 digits (configs/quickstart.yaml)
 	$(PY) -m pfl fit --config quickstart
 
+# Bytecode is written in any case, or each of the processes that tests start would compile pfl again.
 test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k fedavg"
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-quick: $(INSTALLED)  ## the tests that are not marked as slow: about half of the time
 	@$(MAKE) --no-print-directory test ARGS='-m "not slow" $(ARGS)'

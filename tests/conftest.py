@@ -9,6 +9,7 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
 import functools
+import gc
 import multiprocessing.util
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import torch.fx.traceback
 from lightning.fabric.utilities import registry
 
+from pfl.files import write_figure
 from tests.commands import elsewhere
 from tests.forks import spawnv_passfds
 
@@ -42,6 +44,33 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if any(name in item.name for name in LARGE):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """Keeps what was imported out of the garbage collector's search, which each run begins with."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Lets the modules go at the end, or some of torch's would complain."""
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_run_figures():
+    """Makes the figures of runs empty files: drawing one takes longer than a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfl.callbacks.run_figures.write_figure", lambda path, figure: path.touch())
+        yield
+
+
+@pytest.fixture(scope="module")
+def run_figures():
+    """Draws the figures of runs, in tests that read them or whose runs others do not have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfl.callbacks.run_figures.write_figure", write_figure)
+        yield
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ def words(line):
 
 
 @pytest.mark.cli
+@pytest.mark.usefixtures("run_figures")
 def test_the_page_can_be_followed(tmp_path, monkeypatch):
     """With one round of one seed in the comparison."""
     monkeypatch.chdir(tmp_path)

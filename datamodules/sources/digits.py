@@ -139,6 +139,7 @@ def _spread(targets: Tensor, share: float) -> Tensor:
     return is_test
 
 
+@lru_cache
 def _sklearn_digits() -> tuple[Tensor, Tensor]:
     """Returns scikit-learn's digits: values from 0 to 16, int64 [1797, 1, 8, 8], and labels."""
     from sklearn.datasets import load_digits  # slow to import, and needed only here

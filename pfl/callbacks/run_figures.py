@@ -7,8 +7,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 
-from pfl import files
 from pfl.callbacks.recorder import RunRecorder
+from pfl.files import last_round, write_figure
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.scores.table import ScoreTable
 
@@ -35,7 +35,7 @@ class RunFigure(Callback):
 
             scores = ScoreTable.read(recorder.folder)
             figure = run_figure(recorder.rows, recorder.columns, scores)
-            files.write_figure(recorder.folder / "report.png", draw(figure))
+            write_figure(recorder.folder / "report.png", draw(figure))
 
 
 class CollaborationMap(Callback):
@@ -55,14 +55,14 @@ class CollaborationMap(Callback):
         if not trainer.is_global_zero or "collaboration" not in pl_module.tables:
             return
         folder = RunRecorder.of(trainer).folder
-        if not (columns := files.last_round(folder / "collaboration.csv")):
+        if not (columns := last_round(folder / "collaboration.csv")):
             return
         from pfl.report.figures import collaboration_figure
         from pfl.report.matplotlib_drawer import draw
 
         title = f"Collaboration in round {pl_module.rounds}"
         figure = draw(collaboration_figure(**columns, title=title))
-        files.write_figure(folder / "collaboration.png", figure)
+        write_figure(folder / "collaboration.png", figure)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 import wandb

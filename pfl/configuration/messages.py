@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import re
@@ -252,7 +253,12 @@ def classes_of(types: str) -> list[str]:
 
 def class_parser(owner: str) -> ArgumentParser:
     """Returns a parser of the arguments of a class or a function, given by its import path."""
-    cls = _named(owner)
+    return _parser_of(_named(owner))
+
+
+@functools.lru_cache
+def _parser_of(cls: Any) -> ArgumentParser:
+    """Returns the parser of a class or a function; the runs of a comparison share it."""
     parser = ArgumentParser()
     if isinstance(cls, type):
         parser.add_class_arguments(cls, fail_untyped=False)

@@ -311,6 +311,7 @@ def test_impossible_numbers_are_refused(arguments, says):
 
 
 @pytest.mark.cli
+@pytest.mark.usefixtures("run_figures")
 def test_one_line_of_the_command_line(tmp_path, capsys):
     words = ["--config", "quickstart", "--model", "FedAvg", "--trainer.max_epochs", "1"]
     words += ["--trainer.callbacks", "RunFigure", "--trainer.default_root_dir", str(tmp_path)]

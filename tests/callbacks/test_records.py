@@ -114,6 +114,7 @@ def test_a_given_recorder_is_the_only_one(tmp_path):
 # ---- regression ---------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("run_figures")
 def test_regression_is_recorded_by_its_loss(tmp_path, capsys):
     algorithm = FedSLR(nn.Linear(3, 1), lr=0.05, proximal_step=1.0)
     fit(tmp_path, algorithm, regression(), LocalBaseline(), RunFigure())
@@ -361,6 +362,7 @@ def test_size_chooses_the_unit():
     ],
     ids=["digits", "nothing global", "nothing tested"],
 )
+@pytest.mark.usefixtures("run_figures")
 def test_figure_draws_the_kinds_of_models_that_were_tested(tmp_path, make, data):
     trainer = fit(tmp_path, make(), data(), RunFigure())
     assert (tmp_path / "run" / "report.png").read_bytes().startswith(b"\x89PNG")
@@ -375,6 +377,7 @@ def test_figure_draws_the_kinds_of_models_that_were_tested(tmp_path, make, data)
         assert sorted(clients[kind]) == sorted(recorder.columns[f"test/{kind}/{number}"])
 
 
+@pytest.mark.usefixtures("run_figures")
 def test_the_collaboration_map_shows_the_last_round(tmp_path):
     method = FedACS(MLP(64, [4]), quantile=0.5)
     fit(tmp_path, method, digits(), rounds=3, loop={"clients_per_round": 3})

@@ -17,7 +17,7 @@ def column(rows, name):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, run_figures):
     """The folder and the output of a quickstart with few rounds and clients."""
     root, cwd = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cwd")
     with elsewhere(cwd):

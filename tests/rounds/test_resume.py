@@ -172,6 +172,7 @@ def test_interrupted_run_loses_nothing(tmp_path, hook, error, done):
     assert_same_files(folder, tmp_path / "straight" / "run")
 
 
+@pytest.mark.usefixtures("run_figures")
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     make, loop = CASES["FedSLR"]
     expected = everything(fit(tmp_path, make, 2, RunFigure(), LocalBaseline(), **loop))

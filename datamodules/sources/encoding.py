@@ -63,16 +63,29 @@ def is_text(column: Column) -> bool:
     return any(isinstance(value, str) for value in known)
 
 
-def joined_names(columns: Sequence[Column]) -> np.ndarray:
-    """Returns the names in a column of all files, [N]: None where there is none."""
+def joined_names(columns: Sequence[Column], levels: Sequence[str] = ()) -> np.ndarray:
+    """Returns the names in a column of all files, [N]: None where there is none.
+
+    A cell of a CSV file that is one of the `levels` is a name, also if it is NA.
+    """
     cells = [cell for column in columns for cell in column.cells or ()]
     if len(cells) == sum(len(column.values) for column in columns):
-        return identifiers_of(cells)
+        return _names_in(cells, levels)
     parts = [column.values for column in columns]
     for number, column in enumerate(columns):
         if column.cells is not None:
-            parts[number] = identifiers_of(column.cells)
+            parts[number] = _names_in(column.cells, levels)
     return np.concatenate(parts)
+
+
+def _names_in(cells: Sequence[str], levels: Sequence[str]) -> np.ndarray:
+    """Returns the names in the cells of a CSV file, [N]: None where there is none."""
+    names = identifiers_of(cells)
+    if names.dtype.kind == "O":
+        for place, cell in enumerate(cells):
+            if names[place] is None and cell in levels:
+                names[place] = cell
+    return names
 
 
 def levels_of(name: str, names: np.ndarray, given: Sequence[str] | None) -> list[str]:

@@ -518,9 +518,10 @@ class TableDataModule(FederatedDataModule):
         self, tables: Sequence[Table], name: str
     ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns the inputs of a category, by name, with their gaps."""
-        names = joined_names([table[name] for table in tables])
+        given = self._given_levels.get(name)
+        names = joined_names([table[name] for table in tables], given or ())
         with self._naming(tables):
-            levels = levels_of(name, names, self._given_levels.get(name))
+            levels = levels_of(name, names, given)
         codes, gaps = codes_of(names, levels)
         self.levels[name] = levels
         if self.categories == "codes":

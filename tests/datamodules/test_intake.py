@@ -219,6 +219,17 @@ def test_a_level_that_is_not_given_is_refused(tmp_path):
         data.setup()
 
 
+def test_a_level_called_na_is_that_level_in_new_rows_too(tmp_path):
+    """Namibia's code: what stands in the other rows of a file does not matter."""
+    text = "c,y,site\nDE,0,a\nNA,1,a\n"
+    data = of(tmp_path, text, categories="one-hot", missing="mean")
+    assert inputs_of(data) == [[1, 0], [0, 1]]
+    new = tmp_path / "new.csv"
+    for rows, expected in (("NA\nDE\n", [[0, 1], [1, 0]]), ("NA\n", [[0, 1]])):
+        new.write_text(f"c\n{rows}")
+        assert data.rows(new)[0].tolist() == expected
+
+
 SERIES = """hour,load,heat,site
 1,10,0.5,a
 3,30,2.5,a

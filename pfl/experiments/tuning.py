@@ -8,10 +8,10 @@ import json
 import math
 import pydoc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -470,18 +470,28 @@ class Tuned:
         """Writes the tables and the tuned comparison, and returns the paths of the files."""
         paths = [folder / name for name in ("tune.md", "trials.csv", "tuned.yaml")]
         tune = self.tuning.tune
-        seeds = ", ".join(map(str, range(tune.seed, tune.seed + tune.seeds)))
-        write(
-            paths[0],
-            f"# Tuning of: {self.tuning.title}\n\nEach method had {tune.trials} trials (seed "
-            f"{seeds}). The best score on validation data selects; test scores are not "
-            f"read.\n\n{markdown(self.table())}",
+        chosen = range(tune.seed, tune.seed + tune.seeds)
+        about = (
+            f"Each method had {tune.trials} trials (seed {_listed(chosen)}). The best score on "
+            f"validation data selects; test scores are not read."
         )
+        both = [seed for seed in cast(list[int], self.tuning.seeds) if seed in chosen]
+        if both:
+            about += (
+                f" The comparison in tuned.yaml has seed {_listed(both)}, too: other `seeds` would "
+                f"judge values that they have not chosen."
+            )
+        title = f"# Tuning of: {self.tuning.title}"
+        write(paths[0], f"{title}\n\n{about}\n\n{markdown(self.table())}")
         write_records(paths[1], [record for one in self.found for record in one.records])
         yaml_text = yaml.safe_dump(self._content(), sort_keys=False, allow_unicode=True)
         head = f"# The best values that `pfl tune` has found: pfl compare {paths[2]}\n"
         write(paths[2], head + yaml_text)
         return paths
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _values_text(values: Config) -> str:

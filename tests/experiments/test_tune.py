@@ -109,6 +109,7 @@ def test_a_metric_whose_small_values_are_good_selects(tmp_path, metric, name):
     assert [float(row["score"]) for row in rows] == best
     text = (tmp_path / "out" / "tune.md").read_text()
     assert f"{min(best):.4f} ({name})" in text
+    assert "The comparison in tuned.yaml has seed 0, too: " in text
     assert comparison_of(tmp_path / "out" / "tuned.yaml").metric == more.get("metric")
 
 

@@ -288,7 +288,7 @@ def _unused_classes(loaded: Loaded) -> list[str]:
         targets = samples.targets
         if targets.is_floating_point() or targets.ndim != 1:
             return []
-        found |= set(targets.unique().tolist())
+        found |= set(map(int, targets.unique().tolist()))
     largest = max(found, default=-1)
     if min(found, default=-1) < 0 or len(found) > largest:  # negative ones are refused later
         return []

@@ -125,45 +125,38 @@ class Participation:
     def _unseen_ids(self) -> list[int]:
         """The list in `unseen` as ids, in its order; names become ids."""
         assert isinstance(self.unseen, Sequence)
-        ids = []
-        for one in self.unseen:
-            if isinstance(one, str):
-                ids.append(self._id_of(one, "loop.unseen"))
-            else:
-                self._check_no_name("loop.unseen", one)
-                ids.append(one)
-        return ids
-
-    def _check_no_name(self, argument: str, number: int) -> None:
-        """Refuses an id that is also the name of another client, as where names count from 1."""
-        named = self._ids_by_name.get(str(number), number)
-        if named != number:
-            raise ConfigError(
-                f"{argument}: {number}; the client of this name has the id {named}; give names in "
-                f"quotes, as in ['{number}']"
-            )
+        return [self._id_of(one, "loop.unseen") for one in self.unseen]
 
     @cached_property
     def _ids_by_name(self) -> dict[str, int]:
         """The ids of all clients by their names, or by their numbers where they have no names."""
         return {name: number for number, name in enumerate(self.datamodule.names_or_numbers)}
 
-    def _id_of(self, name: str, argument: str) -> int:
-        """Returns the id of the client that an argument names.
+    def _id_of(self, client: str | int, argument: str) -> int:
+        """Returns the id of a client that an argument gives by its name or its id.
 
         Raises:
-            ConfigError: No client has this name.
+            ConfigError: No client has this name, or the id is also the name of another client, as
+                where names count from 1.
         """
         known = self._ids_by_name
-        if name in known:
-            return known[name]
+        if not isinstance(client, str):
+            named = known.get(str(client), client)
+            if named != client:
+                raise ConfigError(
+                    f"{argument}: {client}; the client of this name has the id {named}; give names "
+                    f"in quotes, as in ['{client}']"
+                )
+            return client
+        if client in known:
+            return known[client]
         kind = "the name of a client"
         if self.datamodule.client_names is None:
             kind = f"a client's number from 0 to {len(known) - 1}"
         hint = ""
-        if close := get_close_matches(name, known, n=1):
+        if close := get_close_matches(client, known, n=1):
             hint = f"; did you mean {close[0]!r}?"
-        raise ConfigError(f"{argument}: {name!r}; it must be {kind}{hint}")
+        raise ConfigError(f"{argument}: {client!r}; it must be {kind}{hint}")
 
     @cached_property
     def population(self) -> np.ndarray:

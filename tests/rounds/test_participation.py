@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 
 from datamodules import ArrayDataModule, Natural
 from pfl import FederatedLoop
@@ -88,6 +89,14 @@ def test_a_name_of_digits_is_a_text_and_no_id(tmp_path):
         with refused("loop.unseen", "id", "give names in quotes, as in"):
             FederatedLoop(hospitals("123"), unseen=unseen).setup()
     assert FederatedLoop(hospitals("012"), unseen=[1]).unseen_clients.tolist() == [1]
+
+
+def test_the_command_line_keeps_a_name_of_digits_apart_from_an_id():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FederatedLoop, skip={"datamodule"})
+    given = {"unseen": ["1", 2, "north"]}
+    assert parser.parse_object(given).unseen == given["unseen"]
+    assert parser.parse_args(["--unseen", '["1", 2, north]']).unseen == given["unseen"]
 
 
 def hospitals(names=("north", "south", "east")):

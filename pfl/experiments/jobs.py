@@ -399,18 +399,19 @@ def tell_made_again(what: str, changes: Counter[str], place: str) -> None:
             )
 
 
-def changed_apart(folder: Path, config: Config) -> str:
-    """Returns in words what is another than that of the run that has ended in a folder, if one has.
+def changed_apart(folders: Iterable[Path], config: Config) -> Counter[str]:
+    """Returns in how many folders a run has ended, by what has changed since, in words.
 
     It is the code and the data that `config` names; and where these are the same, the
     configuration.
     """
-    before = _recorded_outcome(folder)
-    if not before:
-        return ""
+    outcomes = map(_recorded_outcome, folders)
+    befores = [before for before in outcomes if before]
+    if not befores:
+        return Counter()
     code = code_version(json.dumps(config, default=str))
-    parts = _changed(before, {"code": code, "data": data_version(config)})
-    return parts or "configuration"
+    identity = {"code": code, "data": data_version(config)}
+    return Counter(_changed(before, identity) or "configuration" for before in befores)
 
 
 def _outcome_words(outcome: Config) -> str:

@@ -224,6 +224,7 @@ class Tuning(Comparison):
         for place in places:
             study, _, _ = _study_of(place, self, root)
             ended = [trial.state.is_finished() for trial in study.get_trials(deepcopy=False)]
+            new = list[Path]()
             for number in range(self.tune.trials):
                 name = f"{place.label}, trial {number + 1}"
                 folders = [root / folder for folder in _trial_folders(place, number, self.tune)]
@@ -231,7 +232,8 @@ class Tuning(Comparison):
                 if number < len(ended) and ended[number]:
                     made.update(folders)
                 if number >= len(ended):
-                    changes.update(changed_apart(one, place.config) for one in folders)
+                    new += folders
+            changes += changed_apart(new, place.config)
         tell_made_again("trials", changes, f"folders {REPLACED} in {root}")
         with Watch(trials, made, self.score, live_page(root, live)):
             if jobs is None and len(places) > 1:

@@ -77,15 +77,15 @@ def main(args: list[str] | None = None) -> int:
         # how it parses.
         quick = given.command in RUNS and not everything and "torch" not in sys.modules
         quick = quick and not any(name.startswith("JSONARGPARSE_") for name in os.environ)
-        if quick and (line := _quick(args)):
-            return _refuse(line)
+        if quick and (lines := _quick(args)):
+            return _refuse(lines)
     except ConfigError as error:
-        return _refuse(str(error))
+        return _refuse([str(error)])
     return _run(given, args, everything, quick)
 
 
-def _quick(args: list[str]) -> str | None:
-    """Shows the help of a run, or returns the line about a mistake, if that needs no PyTorch."""
+def _quick(args: list[str]) -> list[str]:
+    """Shows the help of a run, or returns a line about each mistake, if that needs no PyTorch."""
     from pfl.configuration import light
 
     if text := light.read_help(args):
@@ -160,7 +160,7 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool, learns: b
     except ProcessLost:  # the launcher has said why
         return 1
     except WorkerLost as error:
-        return _refuse(str(error), 1)
+        return _refuse([str(error)], 1)
     except (Exception, SystemExit) as error:
         if learns and Parser.shown:
             light.keep_help(args, Parser.shown)
@@ -174,10 +174,14 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool, learns: b
             status = 1
             if isinstance(error.code, int) and error.code:
                 status = error.code
-        return _refuse(line, status)
+        lines = [line]
+        if learns and line in (known := light.check(args)):
+            lines = known  # the parser ends at the first mistake
+        return _refuse(lines, status)
     return 0
 
 
-def _refuse(line: str, status: int = 2) -> int:
-    print(f"error: {printable(line)}", file=sys.stderr)
+def _refuse(lines: list[str], status: int = 2) -> int:
+    for line in lines:
+        print(f"error: {printable(line)}", file=sys.stderr)
     return status

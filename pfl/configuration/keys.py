@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
 _FEW = 30  # names that a line has room for
+_ALIKE = 3  # names that have a word in common
 
 
 def closest(name: str, known: Sequence[str]) -> str:
-    """Returns the end of a message: the known name most like `name`, or all if they are few."""
+    """Returns the end of a message: the known names most like `name`, or all if they are few.
+
+    Those that have `name` as a word, such as target_column and target_kind of `target`, or the one
+    that is spelled most like it.
+    """
+    word = name.lower().removesuffix("s")
+    alike = []
+    for one in known:
+        if word in [part.removesuffix("s") for part in re.split(r"\W|_", one.lower())]:
+            alike.append(one)
+    if 0 < len(alike) <= _ALIKE:
+        return f"; did you mean {' or '.join(map(repr, alike))}?"
 
     def likeness(key: str) -> tuple[float, int, int]:
-        # The first of equals, so that `epochs` is max_epochs and not min_epochs.
+        # The first of equals.
         match = SequenceMatcher(a=key, b=name)
         return match.ratio(), match.find_longest_match().size, -known.index(key)
 

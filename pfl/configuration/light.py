@@ -3,8 +3,9 @@
 What the parser knows about options and classes is written down by `pfl.configuration.signatures`
 while a command runs, for the classes that the command names, and holds until a file of pfl or an
 installed package changes. `Check` reads a later command line by these notes. It answers only where
-a command has one mistake and everything else of it is understood to be right; then the parser would
-say the same. In all other cases it is silent, and the parser decides.
+a command has mistakes and everything else of it is understood to be right. The parser would name
+one of these mistakes, in the same words. In all other cases `Check` is silent, and the parser
+decides.
 
 It knows the keys, the options of pfl's classes, the values of simple types, and the ranges of the
 numbers of the method and of the group `loop`. It does not know classes of the user, values with a
@@ -169,11 +170,11 @@ class Check:
             self._unsure = True
 
     @property
-    def line(self) -> str | None:
-        """The line about the mistake, if there is one and everything else is right."""
-        if self._unsure or self.missing or len(self._mistakes) != 1:
-            return None
-        return self._mistakes[0]
+    def lines(self) -> list[str]:
+        """A line about each mistake, if everything else is right."""
+        if self._unsure or self.missing:
+            return []
+        return self._mistakes
 
     def _pairs(self, words: list[str]) -> Iterator[tuple[str, str]]:
         """Yields options and their values."""
@@ -400,9 +401,9 @@ def _where(key: str) -> str:
     return ".".join(dict.fromkeys(key.split(".")))
 
 
-def check(words: list[str]) -> str | None:
-    """Returns the line about a mistake in a command such as `fit --config quickstart`, if any.
+def check(words: list[str]) -> list[str]:
+    """Returns a line about each mistake in a command such as `fit --config quickstart`.
 
     A mistake in a file that names no option, such as a missing file, is a ConfigError.
     """
-    return Check(read_notes(), find_configs(words)).line
+    return Check(read_notes(), find_configs(words)).lines

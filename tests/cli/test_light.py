@@ -7,6 +7,7 @@ from pfl.cli import main
 from pfl.configuration import light, signatures
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import find_configs
+from pfl.configuration.keys import closest
 from pfl.configuration.messages import explain
 from pfl.errors import ConfigError
 from tests.cli import test_cli, test_cli_values
@@ -62,12 +63,12 @@ def answers():
         except ConfigError as error:
             full = str(error)
         try:
-            light_line = light.Check(Shared.notes, find_configs(words)).line
+            light_lines = light.Check(Shared.notes, find_configs(words)).lines
         except ConfigError as error:
-            light_line = str(error)
-        if full is None and light_line is not None:  # of a range, which constructors check
+            light_lines = [str(error)]
+        if full is None and light_lines:  # of a range, which constructors check
             full = built(words)
-        return full, light_line
+        return full, light_lines
 
     return both
 
@@ -95,10 +96,10 @@ FOUND = {  # in a file
 
 @pytest.mark.parametrize("case", FOUND)
 def test_a_mistake_in_a_file_is_found_and_gets_the_line_of_the_parser(tmp_path, answers, case):
-    full, line = answers(
+    full, lines = answers(
         "fit", "--config", write(tmp_path / "a.yaml", changed(SMALL, *FOUND[case]))
     )
-    assert full and line == full
+    assert full and lines == [full]
 
 
 FOUND_WORDS = [
@@ -132,8 +133,8 @@ FOUND_WORDS = [
 
 @pytest.mark.parametrize("words", FOUND_WORDS)
 def test_a_mistake_in_a_word_is_found_and_gets_the_line_of_the_parser(tmp_path, answers, words):
-    full, line = answers("fit", "--config", write(tmp_path / "a.yaml", SMALL), *words.split())
-    assert full and line == full
+    full, lines = answers("fit", "--config", write(tmp_path / "a.yaml", SMALL), *words.split())
+    assert full and lines == [full]
 
 
 OTHERS = [  # right, or for the parser to decide
@@ -149,7 +150,6 @@ OTHERS = [  # right, or for the parser to decide
     "--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitr=a",
     "--loop.aggregation Krum --loop.aggregation.attackers 1",
     "--loop.privacy.noise 1",
-    "--model.lrr 1 --loop.foo 1",  # two mistakes: the parser says which is first
     "--model.lr fast --model.lr 1",
     "--model.network.hiden x:\\ 1",
     "--data.partition.help=FedAvg",
@@ -163,8 +163,8 @@ OTHERS = [  # right, or for the parser to decide
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # abbreviations
 @pytest.mark.parametrize("words", OTHERS)
 def test_the_check_says_nothing_else_than_the_parser(tmp_path, answers, words):
-    full, line = answers("fit", "--config", write(tmp_path / "a.yaml", SMALL), *words.split(" "))
-    assert line in (None, full)
+    full, lines = answers("fit", "--config", write(tmp_path / "a.yaml", SMALL), *words.split(" "))
+    assert lines in ([], [full])
 
 
 OTHER_TESTS = {**test_cli.MISTAKES, **test_cli_values.MISTAKES}
@@ -174,23 +174,49 @@ OTHER_TESTS = {**test_cli.MISTAKES, **test_cli_values.MISTAKES}
 def test_mistakes_of_other_tests_get_the_line_of_the_parser_or_none(tmp_path, answers):
     for key, value, _ in [*OTHER_TESTS.values()][::3]:
         path = write(tmp_path / "a.yaml", changed(SMALL, key, value))
-        full, line = answers("fit", "--config", path)
-        assert line in (None, full), key
+        full, lines = answers("fit", "--config", path)
+        assert lines in ([], [full]), key
 
 
 def test_the_files_that_come_with_pfl_are_right(answers):
     for name in ("quickstart", "rotated", "minilm_movielens"):
-        assert answers("fit", "--config", name) == (None, None)
+        assert answers("fit", "--config", name) == (None, [])
 
 
-def test_two_mistakes_and_a_class_without_notes_are_for_the_parser(tmp_path, answers):
+def test_each_of_several_mistakes_has_a_line(tmp_path, answers):
     path = write(tmp_path / "a.yaml", changed(SMALL, "model.init_args.lrr", 1))
-    full, line = answers("fit", "--config", path)
-    assert full and line == full
-    assert answers("fit", "--config", path, "--loop.foo", "1")[1] is None
+    words = ("--loop.foo", "1", "--model.lr", "fast")
+    full, lines = answers("fit", "--config", path, *words)
+    apart = [answers("fit", "--config", path)[0]]  # the parser's line about each alone
+    path = write(tmp_path / "b.yaml", SMALL)
+    for two in (words[:2], words[2:]):
+        apart.append(answers("fit", "--config", path, *two)[0])
+    assert full in lines and lines == apart
+    assert len({*lines}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("target", ("target_kind", "file", "target_column"), "'target_kind' or 'target_column'"),
+        (
+            "clients",
+            ("client_column", "num_clients", "horizon"),
+            "'client_column' or 'num_clients'",
+        ),
+        ("digits", ("tune/digits", "quickstart"), "'tune/digits'"),
+        ("lrr", ("lr", "personal_lr"), "'lr'"),  # a word of none of them
+        ("lr", ("a_lr", "b_lr", "c_lr", "d_lr", "l_r"), "'l_r'"),  # a word of too many
+    ],
+)
+def test_a_wrong_name_is_one_that_shares_its_word(name, known, expected):
+    assert closest(name, known) == f"; did you mean {expected}?"
+
+
+def test_a_class_without_notes_is_for_the_parser(tmp_path):
+    path = write(tmp_path / "a.yaml", changed(SMALL, "model.init_args.lrr", 1))
     words = find_configs(["fit", "--config", str(path)])
-    check = light.Check(empty(), words)
-    assert check.line is None  # there are no notes at all
+    assert light.Check(empty(), words).lines == []
 
 
 def test_another_file_of_pfl_has_other_notes(tmp_path, monkeypatch):
@@ -254,7 +280,9 @@ print(status, "torch" in sys.modules)
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("words", ["--config quickstart --model.lrr 1", "--model.help FedSLR"])
+@pytest.mark.parametrize(
+    "words", ["--config quickstart --model.lrr 1 --data.clients 3", "--model.help FedSLR"]
+)
 def test_the_second_answer_is_the_first_one_without_pytorch(tmp_path, monkeypatch, here, words):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MPLCONFIGDIR", get_cachedir())  # it takes seconds to list all fonts
@@ -264,4 +292,4 @@ def test_the_second_answer_is_the_first_one_without_pytorch(tmp_path, monkeypatc
     *text, last = first.stdout.splitlines()
     assert last.endswith("True")
     assert second.stdout.splitlines() == [*text, last.replace("True", "False")]
-    assert text or "'lrr'" in first.stderr
+    assert text or ("'lrr'" in first.stderr and "'clients'" in first.stderr)

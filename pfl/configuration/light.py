@@ -150,6 +150,7 @@ class Check:
         self._unsure = False
         self._classes: dict[str, str] = {}  # by the key of an option: the class that is its value
         self._given: set[str] = set()  # keys that have a value
+        self._misspelled: set[str] = set()  # keys of classes with an option that they do not have
         self._stranger = ""  # the last name that stands for no class
         run = notes["runs"].get(words[0])
         if run is None:
@@ -164,7 +165,8 @@ class Check:
                 self._word(key, value)
         for key, path in self._classes.items():
             required = self._of_class(path).get("required", ())
-            if not {f"{key}.{name}" for name in required} <= self._given:
+            lacking = not {f"{key}.{name}" for name in required} <= self._given
+            if lacking and key not in self._misspelled:  # else the parser says that first
                 self._unsure = True
         if not {"model", "data"} <= self._given:
             self._unsure = True
@@ -252,6 +254,7 @@ class Check:
         else:
             words = no_option(path.rpartition(".")[2], name, known["order"])
             self._mistakes.append(f"{where}: {words}")
+            self._misspelled.add(where)
 
     def _of_class(self, path: str) -> dict[str, Any]:
         """Returns the notes about a class; empty if there are none yet."""

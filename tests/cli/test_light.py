@@ -121,6 +121,7 @@ FOUND_WORDS = [
     "--data.partition ClassesPerClient --data.partition.classes x",
     "--data.partition SplitOwn",
     "--data.num_client 3",
+    "--data TableDataModule --data.file a.csv --data.target y",  # target_column is lacking
     "--config nosuch",
     "--model Ditto --model.penalty -1",
     "--model Ditto --model.personal_epochs=0",

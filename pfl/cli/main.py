@@ -147,11 +147,13 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool, learns: b
     from pfl.configuration.user_code import mistake
     from pfl.distributed.launch import Ended, ProcessLost, report_signals
     from pfl.experiments.workers import WorkerLost
+    from pfl.telling import be_heard
 
     quiet()
     try:
         with report_signals():
             if given.command in RUNS:
+                be_heard()
                 FederatedCLI(args, learns)
             else:
                 given.run(given)

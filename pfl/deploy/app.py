@@ -51,6 +51,7 @@ from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.method.party import Party
 from pfl.rounds.loop import FederatedLoop
+from pfl.telling import be_heard
 
 PRECISIONS = {None: torch.float32, "32-true": torch.float32, "64-true": torch.float64}
 APP = Path(__file__).parent / "flower_app"
@@ -258,6 +259,7 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
             `nodes`, the ids of the parties' nodes in order, separated by commas, or "".
     """
     quiet()
+    be_heard()
     try:
         with report_signals(), _only_server(Path(options["runs"], options["name"]).resolve()):
             _ServerCLI(channel, app, options)

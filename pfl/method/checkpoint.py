@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pfl.aggregation.accountant import Accountant
@@ -23,6 +22,7 @@ from pfl.errors import ConfigError
 from pfl.method.hooks import Method
 from pfl.randomness import Secret
 from pfl.rounds.checkpoint_io import KEY_FILE, SECRET, Malformed, check_parts
+from pfl.telling import tell
 
 NOISE = "noise"  # what the ε of clients follows from, in a checkpoint
 SAMPLE_NOISE = "sample noise"  # what the ε of samples follows from
@@ -290,7 +290,7 @@ def secret_of(module: Method, saved: dict[str, Any]) -> Secret | None:
             f"{privacy.bands} continues the noise of earlier rounds; give the folder that the run "
             f"has written"
         )
-    rank_zero_info(
+    tell(
         f"ckpt_path: {KEY_FILE} is not beside the checkpoint; the noise of the rounds to come is "
         f"drawn from a new key, and is not that of an uninterrupted run"
     )

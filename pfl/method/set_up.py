@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients, LocalSchedule
@@ -37,6 +37,7 @@ from pfl.stages.products import MeanWithProducts
 from pfl.stages.robust import BoundedMean, RuledMean
 from pfl.stages.stage import Served, Stage
 from pfl.stages.statistics import RunningStatistics
+from pfl.telling import tell
 
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
 MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
@@ -66,7 +67,7 @@ def check_precision(trainer: Trainer, loop: FederatedLoop) -> None:
 def tell_conversions(loop: FederatedLoop) -> None:
     """Says in what the samples differ from what was read, a line for each change."""
     for line in loop.datamodule.conversions:
-        rank_zero_info(f"data: {line}")
+        tell(f"data: {line}")
 
 
 def refused_precision(precision: Any) -> ConfigError:
@@ -313,11 +314,11 @@ def share_secret(loop: FederatedLoop) -> None:
 def tell_doubt(private: PrivateMean | None, loop: FederatedLoop) -> None:
     """Says in one line where the δ of a private run is so large that its ε says little."""
     if private is not None and private.doubt():
-        rank_zero_info(f"loop.privacy.delta: {private.accountant.delta:.2g} is {private.doubt()}")
+        tell(f"loop.privacy.delta: {private.accountant.delta:.2g} is {private.doubt()}")
     if loop.sample_privacy is not None:
         doubt = loop.sample_privacy.doubt(loop.datamodule.client_sizes)
         if doubt:
-            rank_zero_info(doubt)
+            tell(doubt)
 
 
 def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int | None:
@@ -337,7 +338,7 @@ def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int
         )
     if allowed == rounds:
         return None
-    rank_zero_info(
+    tell(
         f"loop.privacy: the run ends after {allowed} of {rounds} rounds, as the next one "
         f"would pass epsilon {budget:g}"
     )

@@ -57,8 +57,6 @@ def summary_table(summary: dict[str, Any]) -> str:
         lines.append(f"  privacy: {epsilon}, {summary['privacy'].partition(';')[0]}")
     if words := left_out(summary):
         lines.append(f"  left out: {words}")
-    for line in summary.get("conversions", []):
-        lines.append(f"  data: {line}")
     lines.append(f"  everything else: {summary['folder']}")
     return "\n".join(map(printable, lines))
 

@@ -441,7 +441,7 @@ def test_a_delta_that_is_too_large_is_told(fit, monkeypatch):
     def told(**arguments):
         """The lines about δ of a run of a round, and what it says of its privacy."""
         lines = []
-        monkeypatch.setattr(set_up, "rank_zero_info", lines.append)
+        monkeypatch.setattr(set_up, "tell", lines.append)
         algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
         fit(algorithm, small_world(), 1, privacy=private(**arguments), evaluate=())
         return lines, algorithm.run.private.describe()

@@ -18,7 +18,7 @@ from datamodules import (
     SplitOwn,
     TableDataModule,
 )
-from tests.commands import call
+from tests.commands import python
 from tests.refusal import refused
 
 # a: age 30 and 50 are known of a's first four rows; b has one known age only.
@@ -309,8 +309,7 @@ def test_whole_numbers_that_float32_does_not_hold_are_told(tmp_path):
     assert exact.conversions == []
 
 
-def test_a_run_keeps_and_shows_what_was_changed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_tells_and_keeps_what_was_changed(tmp_path):
     (tmp_path / "rows.csv").write_text(ROWS.replace("\n1,A", "\n\n1,A"))
     words = "fit --model FedAvg --model.network LogisticRegression --model.network.in_features 4 "
     words += "--model.network.num_classes 2 --trainer.max_epochs 1 --data TableDataModule "
@@ -318,8 +317,8 @@ def test_a_run_keeps_and_shows_what_was_changed(tmp_path, monkeypatch):
     words += "--data.num_clients null --data.partition Natural --data.missing mean "
     words += "--data.categories one-hot --data.protocol SplitOwn --data.protocol.test 0 "
     words += "--data.protocol.validation 0"
-    status, out, err = call(*words.split())
-    assert status == 0, err
+    done = python("-m", "pfl", *words.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     said = [
         "rows.csv: lines left out, as they are empty: 1",
         "'blood': a column of 0 and 1 for each of A, B, O",
@@ -327,7 +326,8 @@ def test_a_run_keeps_and_shows_what_was_changed(tmp_path, monkeypatch):
         " training samples",
     ]
     assert json.loads((tmp_path / "runs/run/summary.json").read_text())["conversions"] == said
-    assert not [line for line in said if f"data: {line}" not in out]
+    assert done.stderr.splitlines() == [f"data: {line}" for line in said]
+    assert "data:" not in done.stdout
 
 
 def test_parquet_has_the_same_rules(tmp_path):

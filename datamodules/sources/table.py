@@ -1,9 +1,7 @@
 """A data module of tables in CSV or Parquet files."""
 
-import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,21 +17,10 @@ from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
 from .cells import classes_of, identifiers_of, targets_of
-from .encoding import (
-    Inputs,
-    check_numbers,
-    codes_of,
-    gaps_of,
-    is_text,
-    joined_names,
-    levels_of,
-    narrowed,
-    numbers_of,
-    one_hot,
-    side_by_side,
-    zeros_read_away,
-)
-from .table_files import Table, joined_cells, located, read_table, rows_left
+from .encoding import Inputs, check_numbers, gaps_of, narrowed
+from .table_columns import ColumnReader
+from .table_files import Table, joined_cells, read_table, rows_left
+from .table_inputs import InputReader
 from .windows import windows
 
 
@@ -202,32 +189,9 @@ class TableDataModule(FederatedDataModule):
         if self.missing == "drop":
             tables = self._without_gaps(tables, features)
         targets, names = self._targets(tables)
-        ids = None
-        if self.client_column is not None:
-            ids = self._column(tables, "client_column", self.client_column, identifiers_of)
-            rule = type(self.partitioner)
-            if rule.bound is Partitioner.bound:  # it sees no column
-                rank_zero_warn(
-                    f"TableDataModule.client_column: {self.client_column!r} is not used by "
-                    f"{rule.__name__}; with partition: Natural each of its values is a client",
-                    category=UserWarning,
-                )
+        ids = self._client_ids(tables)
         inputs = self._inputs(tables, features)
-        self.feature_names = inputs.names
-        if inputs.rounded:
-            if "features" not in self.rounded_arrays:
-                self.rounded_arrays.append("features")
-            line = f"{', '.join(map(repr, inputs.rounded))}: rounded to float32, with 7 digits"
-            if line not in self.conversions:  # inputs of a series are past targets
-                self.conversions.append(line)
-        columns = {}  # for rules such as ByValue("age")
-        for name in tables[0]:
-            if all(name in table for table in tables):
-                read = None
-                if name in self.partitioner.id_columns:
-                    self._check_column(tables, "partition", name)
-                    read = identifiers_of
-                columns[name] = joined_cells([table[name] for table in tables], read)
+        columns = self._columns_of_rules(tables)
         num_train = len(tables[0].rows)
         sample_rows = np.concatenate([table.rows for table in tables])
         values = inputs.values
@@ -288,12 +252,9 @@ class TableDataModule(FederatedDataModule):
                     f"it lacks the column {name!r}, an input of the run; its columns are "
                     f"{', '.join(table)}"
                 )
-        reader = copy.copy(self)
-        reader._given_levels = dict(self.levels)
-        reader.category_columns = list(self.levels)
-        reader.conversions = []
-        reader.missing = "mean"  # gaps are refused below, with their row
-        inputs = reader._inputs([table], self.read_columns)
+        columns = ColumnReader(self.client_column, "mean")  # gaps are refused below, with their row
+        reader = InputReader(columns, self.categories, list(self.levels), self.levels)
+        inputs = reader.read([table], self.read_columns)
         if self.missing == "mean":
             inputs.values[inputs.missing] = np.nan
         elif inputs.missing.any():
@@ -313,11 +274,11 @@ class TableDataModule(FederatedDataModule):
         assert self.window is not None
         ids = np.zeros(len(values), np.int64)
         if self.client_column is not None and self.client_column in table:
-            ids = self._column([table], "client_column", self.client_column, identifiers_of)
+            ids = self._reader.read([table], "client_column", self.client_column, identifiers_of)
         order = None
         if self.order_column is not None:
-            column = self._column([table], "order_column", self.order_column)
-            with self._naming([table]):
+            column = self._reader.read([table], "order_column", self.order_column)
+            with self._reader.naming([table]):
                 order = sortable("TableDataModule.order_column", self.order_column, column)
         rows, last = windows(ids, order, self.window, horizon=0)
         expected = f"at most the number of rows of a client in {path}"
@@ -326,6 +287,54 @@ class TableDataModule(FederatedDataModule):
         others[last] = False
         kept = rows_left(table, others)
         return np.ascontiguousarray(values[rows].transpose(0, 2, 1)), kept, last
+
+    @property
+    def _reader(self) -> ColumnReader:
+        return ColumnReader(self.client_column, self.missing)
+
+    def _client_ids(self, tables: Sequence[Table]) -> np.ndarray | None:
+        """Returns the ids of the samples' clients; None if there is no column of them."""
+        if self.client_column is None:
+            return None
+        ids = self._reader.read(tables, "client_column", self.client_column, identifiers_of)
+        rule = type(self.partitioner)
+        if rule.bound is Partitioner.bound:  # it sees no column
+            rank_zero_warn(
+                f"TableDataModule.client_column: {self.client_column!r} is not used by "
+                f"{rule.__name__}; with partition: Natural each of its values is a client",
+                category=UserWarning,
+            )
+        return ids
+
+    def _inputs(self, tables: Sequence[Table], features: Sequence[str]) -> Inputs:
+        """Returns the inputs of all rows, and notes their names, levels and changes."""
+        reader = InputReader(
+            self._reader, self.categories, self.category_columns, self._given_levels
+        )
+        inputs = reader.read(tables, features)
+        self.levels = reader.levels
+        self.conversions += reader.conversions
+        self.feature_names = inputs.names
+        if inputs.rounded:
+            if "features" not in self.rounded_arrays:
+                self.rounded_arrays.append("features")
+            line = f"{', '.join(map(repr, inputs.rounded))}: rounded to float32, with 7 digits"
+            if line not in self.conversions:  # inputs of a series are past targets
+                self.conversions.append(line)
+        return inputs
+
+    def _columns_of_rules(self, tables: Sequence[Table]) -> dict[str, np.ndarray]:
+        """Returns the columns that all tables have, for rules such as ByValue("age")."""
+        columns = {}
+        for name in tables[0]:
+            if not all(name in table for table in tables):
+                continue
+            read = None
+            if name in self.partitioner.id_columns:
+                self._reader.check(tables, "partition", name)
+                read = identifiers_of
+            columns[name] = joined_cells([table[name] for table in tables], read)
+        return columns
 
     def _paths(self) -> list[Path]:
         return [path for path in (self.file, self.test_file) if path is not None]
@@ -391,7 +400,7 @@ class TableDataModule(FederatedDataModule):
             expected = f"one of the columns, which are {', '.join(columns)}"
             require_value("TableDataModule.order_column", self.order_column, holds, expected)
             key = "TableDataModule.order_column"
-            with self._naming(tables):
+            with self._reader.naming(tables):
                 order = sortable(key, self.order_column, columns[self.order_column])
         found = []
         begin = 0
@@ -425,16 +434,16 @@ class TableDataModule(FederatedDataModule):
         key = "target_column"
         name = self.target_column
         if self.target_kind == "numbers":
-            values = self._column(tables, key, name)
-            with self._naming(tables):
+            values = self._reader.read(tables, key, name)
+            with self._reader.naming(tables):
                 check_numbers(key, name, values, np.zeros(len(values), bool))
             return self._rounded_targets(values), None
         if self.target_kind == "classes":
-            targets = self._column(tables, key, name, classes_of)
+            targets = self._reader.read(tables, key, name, classes_of)
             if targets.dtype.kind == "f":  # of a Parquet file
                 targets = _whole(targets)
         else:
-            targets = self._column(tables, key, name, targets_of)
+            targets = self._reader.read(tables, key, name, targets_of)
             if targets.dtype.kind == "f" and self.given_classes is None:
                 return self._rounded_targets(targets), None
         found, labels = np.unique(targets, return_inverse=True)
@@ -451,7 +460,7 @@ class TableDataModule(FederatedDataModule):
                     f"TableDataModule.target_column: a class of the column {name!r}: {one!r}; it "
                     f"must be one of class_names, which are {', '.join(given)}"
                 )
-                with self._naming(tables):
+                with self._reader.naming(tables):
                     raise RowError(text, int((labels == number).argmax()) + 1)
         numbers = np.array([known.index(one) for one in names], np.int64)
         return numbers[labels], given
@@ -462,136 +471,6 @@ class TableDataModule(FederatedDataModule):
         if lost:
             self.conversions.append(f"{self.target_column!r}: rounded to float32, with 7 digits")
         return narrow
-
-    def _inputs(self, tables: Sequence[Table], features: Sequence[str]) -> Inputs:
-        """Returns the columns of the inputs side by side."""
-        expected = "at least one column"
-        require_value("TableDataModule.feature_columns", features, len(features) > 0, expected)
-        chosen = self._category_columns(tables, features)
-        columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        self.levels = {}
-        for name in features:
-            self._check_column(tables, "feature_columns", name, self.missing == "mean")
-            if name in chosen:
-                found = self._category(tables, name)
-                for one in found:
-                    expected = f"a name that no level of {name!r} has"
-                    taken = one != name and (one in features or one in columns)
-                    require_value("TableDataModule.feature_columns", one, not taken, expected)
-                columns |= found
-                continue
-            parts = []
-            for table in tables:
-                with self._naming([table]):
-                    parts.append(numbers_of("feature_columns", name, table[name]))
-                cell = zeros_read_away(table[name])
-                if cell is not None:
-                    self._tell_zeros(name, cell)
-            numbers = np.concatenate([part[0] for part in parts])
-            columns[name] = (numbers, np.concatenate([part[1] for part in parts]))
-        return side_by_side(columns)
-
-    def _tell_zeros(self, name: str, cell: str) -> None:
-        """Says that cells such as 007 are numbers among the inputs."""
-        line = f"{name!r}: cells such as {cell} are read as numbers; feature_columns leaves ids out"
-        if line not in self.conversions:
-            self.conversions.append(line)
-
-    def _category_columns(self, tables: Sequence[Table], features: Sequence[str]) -> list[str]:
-        """Returns which columns of the inputs are categories."""
-        if self.categories is None:
-            return []
-        if self.category_columns is None:
-            given = [*self._given_levels]
-            for name in features:
-                if any(name in table and is_text(table[name]) for table in tables):
-                    given.append(name)
-        else:
-            given = self.category_columns
-        for key, names in (("category_columns", given), ("levels", self._given_levels)):
-            for name in names:
-                expected = f"one of the columns of the inputs, which are {', '.join(features)}"
-                require_value(f"TableDataModule.{key}", name, name in features, expected)
-        return given
-
-    def _category(
-        self, tables: Sequence[Table], name: str
-    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns the inputs of a category, by name, with their gaps."""
-        given = self._given_levels.get(name)
-        names = joined_names([table[name] for table in tables], given or ())
-        with self._naming(tables):
-            levels = levels_of(name, names, given)
-        codes, gaps = codes_of(names, levels)
-        self.levels[name] = levels
-        if self.categories == "codes":
-            if gaps.any():
-                raise ConfigError(
-                    f"TableDataModule.categories: 'codes', but the column {name!r} has no value in "
-                    f"{gaps.sum()} rows, and codes have no mean; it must be 'one-hot', or missing "
-                    "must be 'drop'"
-                )
-            shown = ", ".join(f"{level} = {code}" for code, level in enumerate(levels))
-            self.conversions.append(f"{name!r}: the levels are numbers, {shown}")
-            return {name: (codes, gaps)}
-        rows = one_hot(codes, gaps, len(levels))
-        self.conversions.append(f"{name!r}: a column of 0 and 1 for each of {', '.join(levels)}")
-        return {f"{name}={level}": (rows[:, k], gaps) for k, level in enumerate(levels)}
-
-    def _column(
-        self,
-        tables: Sequence[Table],
-        key: str,
-        name: str,
-        read: Callable[[Sequence[str]], np.ndarray] | None = None,
-    ) -> np.ndarray:
-        """Returns a column of all tables, without missing values; see `joined_cells`."""
-        self._check_column(tables, key, name)
-        joined = joined_cells([table[name] for table in tables], read)
-        if joined.dtype.kind == "O":
-            return joined.astype(str)
-        return joined
-
-    def _check_column(
-        self, tables: Sequence[Table], key: str, name: str, gaps_allowed: bool = False
-    ) -> None:
-        """Raises a ConfigError if a table lacks a column, or the column a value."""
-        for table in tables:
-            expected = f"one of the columns, which are {', '.join(table)}"
-            require_value(f"TableDataModule.{key}", name, name in table, expected)
-            empty = gaps_of(table[name].values)
-            gaps = int(empty.sum())
-            if gaps and not gaps_allowed:
-                otherwise = ""
-                if self.missing == "refuse":
-                    otherwise = ", or missing must be 'drop' or 'mean'"
-                if self.missing == "refuse" and key != "feature_columns":
-                    otherwise = ", or missing must be 'drop'"
-                text = (
-                    f"TableDataModule.{key}: the column {name!r} has no value in {gaps} of "
-                    f"{len(table.rows)} rows; it must have one in each row{otherwise}"
-                )
-                with self._naming([table]):
-                    raise RowError(text, int(empty.argmax()) + 1)
-
-    @contextmanager
-    def _naming(self, tables: Sequence[Table]) -> Iterator[None]:
-        """Names inside the row of the file that is wrong, and its client where there is a column.
-
-        The rows of the tables are counted from the first one's.
-        """
-        try:
-            yield
-        except RowError as error:
-            told = located(error, tables)
-            name = self.client_column
-            if name is None or any(name not in table for table in tables):
-                raise told from None
-            clients = joined_names([table[name] for table in tables])
-            client = clients[error.row - 1]
-            if gaps_of(clients)[error.row - 1]:
-                raise told from None
-            raise told.of_client(client) from None
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

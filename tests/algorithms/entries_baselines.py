@@ -76,6 +76,9 @@ def on_factors(kind: type[FederatedAlgorithm], pair: float | None = None, **plai
     return OnFactors
 
 
+WITH_PUBLIC = ("FedMD", "FedDF")
+
+
 def with_public(kind: type[FederatedAlgorithm], count: int = 5) -> Any:
     """A method with public samples: normal numbers, as many as the network's first layer takes."""
 
@@ -88,15 +91,15 @@ def with_public(kind: type[FederatedAlgorithm], count: int = 5) -> Any:
                 first = network.networks[network.names[0]]
             weights = [getattr(m, "W", getattr(m, "weight", None)) for m in first.modules()]
             matrix = next(w for w in weights if w is not None and w.dim() == 2)
-            kwargs.setdefault("public", normals(count, matrix.shape[1]))
+            kwargs.setdefault("public", normals(count, (matrix.shape[1],)))
             super().__init__(network, **kwargs)
 
     return WithPublic
 
 
-def normals(count: int, width: int) -> TensorDataModule:
-    """Inputs from R^width, and targets that nobody reads."""
-    inputs = torch.from_numpy(np.random.default_rng(11).normal(size=(count, width)))
+def normals(count: int, shape: tuple[int, ...]) -> TensorDataModule:
+    """Inputs of a shape, of normal numbers, and targets that nobody reads."""
+    inputs = torch.from_numpy(np.random.default_rng(11).normal(size=(count, *shape)))
     none = SplitOwn(test=0.0, validation=0.0)
     return TensorDataModule(inputs, torch.zeros(count), num_clients=1, protocol=none)
 

@@ -23,12 +23,12 @@ from datamodules import ConfigError, FederatedDataModule, SharedTest
 from models import HalfSquaredError, LoRA
 from pfl.algorithms import FederatedAlgorithm
 from pfl.method.exported import client_network, global_network
+from tests.algorithms.entries_baselines import WITH_PUBLIC
 from tests.problems import owned, run
 
 OWNERS = np.repeat([0, 1, 2], [7, 4, 5])
 VOID = 255
 FACTORS = ("FedDPA", "FedExLoRA", "FedSALoRA", "FlexLoRA", "FLoRA", "RoLoRA")
-WITH_PUBLIC = ("FedMD", "FedDF")
 NO_METHOD = ("FederatedAlgorithm",)
 METHODS = [name for name in pfl.algorithms.__all__ if name not in NO_METHOD]
 # Rounds and penalties in which a method can be told from FedAvg on sixteen samples.

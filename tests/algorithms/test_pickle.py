@@ -9,11 +9,10 @@ from torch import nn
 
 import pfl.algorithms
 from models import LoRA
-from tests.algorithms.entries_baselines import normals
+from tests.algorithms.entries_baselines import WITH_PUBLIC, normals
 from tests.algorithms.methods import differing, everything, small_world
 
 NAMES = sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"})
-WITH_PUBLIC = {"FedMD", "FedDF"}
 FACTORS = {"FedExLoRA", "FLoRA", "FlexLoRA", "RoLoRA", "FedSALoRA", "FedDPA"}
 
 
@@ -27,7 +26,7 @@ def make(name):
     if name == "FedFomo":
         arguments["judged_on"] = "training"
     if name in WITH_PUBLIC:
-        arguments["public"] = normals(5, 3)
+        arguments["public"] = normals(5, (3,))
     torch.manual_seed(0)
     layers = nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)
     return getattr(pfl.algorithms, name)(nn.Sequential(*layers).double(), **arguments)

@@ -25,6 +25,7 @@ from pfl.clients.state_rows import unpacked
 from pfl.configuration.messages import quiet
 from pfl.errors import ConfigError
 from pfl.report import matplotlib_drawer
+from tests.algorithms.entries_baselines import WITH_PUBLIC, normals
 from tests.algorithms.methods import METHODS
 
 ROUNDS, CLIENTS = 3, 6
@@ -116,9 +117,10 @@ def train(root: Path, method: str, fault: Fault, state_memory: float | None) -> 
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     # A continued run begins elsewhere: all that counts is in the checkpoint.
     torch.manual_seed(0 if newest(folder) is None else random.getrandbits(30))
-    algorithm = METHODS[method].kind(
-        MLP(64, [4]), **{"local_epochs": 1, **METHODS[method].arguments}
-    )
+    arguments = {"local_epochs": 1, **METHODS[method].arguments}
+    if method in WITH_PUBLIC:
+        arguments["public"] = normals(5, (1, 8, 8))
+    algorithm = METHODS[method].kind(MLP(64, [4]), **arguments)
     trainer = Trainer(
         max_epochs=ROUNDS,
         accelerator="cpu",

@@ -357,6 +357,8 @@ class Check:
         if isinstance(value, list):
             return False
         options = {}
+        if isinstance(value, dict) and self._of_class(base).get("fields"):
+            return self._object(base, key, value)
         if isinstance(value, dict):
             if not value.keys() <= {"class_path", "init_args"}:
                 return UNSURE
@@ -373,9 +375,12 @@ class Check:
                 return UNSURE
             self._stranger = value
             return False
-        known = self._of_class(path)
+        return self._object(path, key, options)
+
+    def _object(self, path: str, key: str, options: dict[str, Any]) -> bool | None:
+        """Checks the options of an object of the class at `path`, the value of `key`."""
         self._classes[key] = path
-        if not known:
+        if not self._of_class(path):
             return UNSURE
         for name, inner in options.items():
             self._option(path, str(name), key, inner)

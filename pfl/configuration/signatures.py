@@ -12,7 +12,7 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -71,6 +71,7 @@ def _class(path: str, notes: dict[str, Any]) -> dict[str, Any]:
         "order": list(parser.get_defaults(skip_validation=True).keys()),
         "required": sorted({*needed, *bare} & arguments.keys()),
         "bases": [_path(base) for base in cls.__mro__],
+        "fields": is_dataclass(cls),  # its options are given without class_path
     }
 
 

@@ -90,6 +90,10 @@ FOUND = {  # in a file
     "a fraction for a number of rounds": ("trainer.max_epochs", 2.5),
     "an option of a partition": (f"{PARTITION}.init_args.beta", 1.0),
     "a word": ("loop.sampling", "random"),
+    "an option of an object": ("loop.privacy", {"clip": 1.0, "epsilonn": 3.0}),
+    "a value of an object": ("loop.privacy", {"clip": "x", "noise_multiplier": 1.0}),
+    "an option of attackers": ("loop.attackers", {"client": 0.5, "attack": "SignFlip"}),
+    "an attack": ("loop.attackers", {"clients": 0.5, "attack": "SignFlipp"}),
     "a whole number for a truth": ("trainer.detect_anomaly", 1),
 }
 

@@ -252,11 +252,12 @@ class DataCLI(CheckCLI):
     datamodule: FederatedDataModule
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds the arguments of `fit`; a configuration of the data alone is enough."""
+        """Adds the arguments of `fit`; the method may be missing, or be incomplete.
+
+        The sizes of a network are known once its data have been looked at.
+        """
         parser.add_lightning_class_args(self.trainer_class, "trainer")
-        parser.add_lightning_class_args(
-            FederatedAlgorithm, "model", subclass_mode=True, required=False
-        )
+        parser.add_argument("--model", type=dict | str | None)
         parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True)
 
     def instantiate_classes(self) -> None:

@@ -188,6 +188,12 @@ def _describe(words: str, owner: str, types: str, value: str) -> str:
         return _abstract(value) or "the class is abstract" + closest("", classes_of(types))
     if "subclass of" in words:
         return shown + _type(words) + closest("", classes_of(types))
+    match = re.match(r"the following arguments are required: (.+)", words)
+    if match and owner:
+        text = f"{owner.rpartition('.')[2]} needs {match[1]}"
+        if owner.startswith("pfl.models."):
+            text += "; pfl data, with the same configuration, shows the inputs and the classes"
+        return text
     return shown + words
 
 

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from tests import leaf_files
+from tests.cli.configurations import NETWORK, SMALL, changed, write
 from tests.commands import call
 
 pytestmark = pytest.mark.cli
@@ -113,6 +114,22 @@ def test_any_data_module():
     lines = shown("--data", "DigitsDataModule", "--data.num_clients", "1")
     assert any(line.startswith("Inputs: ") and "[1,797, 1, 8, 8]" in line for line in lines)
     assert sum(line.startswith("client 0: [1, 8, 8] -> ") for line in lines) == 3
+
+
+def test_a_run_whose_network_has_no_sizes_yet(folder):
+    lacking = changed(SMALL, f"{NETWORK}.init_args", {"hidden": [8]})
+    path = write(folder / "a.yaml", lacking)
+    status, _, err = call("fit", "--config", path)
+    assert (status, err) == (
+        2,
+        "error: model.network: MLP needs in_features; pfl data, with the same configuration, "
+        "shows the inputs and the classes\n",
+    )
+    assert any("[1,797, 1, 8, 8]" in line for line in shown("--config", path))
+    words = ("--config", path, "--model", "FedProx", "--model.lr", "fast", "--data.num_clients", 2)
+    status, out, err = call("partition", *words)
+    assert status == 0, err
+    assert "2 clients" in out
 
 
 @pytest.mark.parametrize(

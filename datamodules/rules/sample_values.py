@@ -1,6 +1,7 @@
 """Partition rules by a value of each sample: a client id, a group of ids, a continuous value."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -111,6 +112,16 @@ class PerSample(Partitioner):
         rule = object.__new__(type(self))
         vars(rule).update(vars(self), _values=np.asarray(values))
         return rule
+
+
+def add_rule(column: str | None, arguments: dict[str, Any]) -> None:
+    """Adds the partition that a column of client ids means to a data module's arguments.
+
+    It is `Natural()` where neither `partition` nor `num_clients` is given.
+    """
+    said = arguments.get("num_clients") is not None or arguments.get("partition") is not None
+    if column is not None and not said:
+        arguments["partition"] = Natural()
 
 
 class Natural(PerSample):

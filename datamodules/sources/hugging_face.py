@@ -15,6 +15,7 @@ import numpy as np
 from ..base import FederatedDataModule
 from ..errors import ConfigError, error_line, optional_module, require_value
 from ..ranges import Count, as_int
+from ..rules.sample_values import add_rule
 from ..samples.images import has_16_bits, pixels_of, read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -44,14 +45,14 @@ class HuggingFaceDataModule(FederatedDataModule):
             input_column: image
             target_column: character
             client_column: writer_id
-            partition: Natural
 
     Args:
         path: The name of a data set; a folder that `save_to_disk` has written; or "parquet", "csv"
             or "json" with `data_files`.
         input_column: The column of the inputs.
         target_column: The column of the targets.
-        client_column: The column of the client ids, for `partition=Natural()`.
+        client_column: The column of the client ids. If neither
+            `partition` nor `num_clients` is given, each id is a client, as with `Natural()`.
         name: The configuration of the data set, if it has several.
         data_files: Local files: a path, or paths by split. A path alone is the split "train".
         revision: The version of the data set on the hub: a branch, a tag or a commit.
@@ -97,6 +98,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         root: str | os.PathLike = "data",
         **kwargs: Any,
     ) -> None:
+        add_rule(client_column, kwargs)
         super().__init__(**kwargs)
         self.path = path
         self.configuration = name  # a Lightning data module has a `name` already

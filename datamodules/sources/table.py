@@ -14,6 +14,7 @@ from ..protocols.order import sortable
 from ..protocols.protocol import SplitOwn
 from ..ranges import Count, as_int
 from ..rules.partitioner import Partitioner
+from ..rules.sample_values import add_rule
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
 from .cells import classes_of, identifiers_of, targets_of
@@ -47,14 +48,14 @@ class TableDataModule(FederatedDataModule):
             file: patients.csv
             target_column: outcome
             client_column: hospital
-            partition: Natural
             transforms: [Normalize]
 
     Args:
         file: Path of a `.csv` or `.parquet` file. A CSV file begins with the names of its columns.
         target_column: The column of the targets.
         feature_columns: The columns of the inputs, numbers or booleans; None takes all others.
-        client_column: The column of the client ids, numbers or text, for `partition=Natural()`.
+        client_column: The column of the client ids, numbers or text. If neither
+            `partition` nor `num_clients` is given, each id is a client, as with `Natural()`.
         test_file: Path of a file with the same columns: the official test set, if there is one.
         target_kind: What the target column holds. "classes": floating numbers are classes, too,
             and 2.0 is the class 2. "numbers": whole numbers are the values of a regression, or
@@ -114,6 +115,7 @@ class TableDataModule(FederatedDataModule):
         order_column: str | None = None,
         **kwargs: Any,
     ) -> None:
+        add_rule(client_column, kwargs)
         super().__init__(**kwargs)
         self.missing = missing
         self.categories = categories

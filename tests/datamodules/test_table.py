@@ -208,6 +208,19 @@ def test_names_of_classes_and_hospitals_are_kept(file):
     assert (data.class_names, data.client_names) == (["ill", "well"], ["north", "south"])
 
 
+def test_a_client_column_makes_clients_unless_something_else_is_said(file):
+    path = file(COLUMNS)
+    data = TableDataModule(path, "outcome", client_column="hospital", protocol=SplitOwn(0.0, 0.0))
+    assert data.client_names == ["north", "south"]
+    assert data.client_sizes.tolist() == [1, 3]
+    rule = TableDataModule(path, "outcome", client_column="hospital", num_clients=2).partitioner
+    assert isinstance(rule, IID)
+    rule = TableDataModule(
+        path, "outcome", client_column="hospital", partition=LEAF(), num_clients=2
+    ).partitioner
+    assert isinstance(rule, LEAF)
+
+
 def test_a_client_column_without_effect_is_told(file):
     path, rule = file(COLUMNS), IID()
     data = TableDataModule(path, "outcome", client_column="hospital", num_clients=2, partition=rule)

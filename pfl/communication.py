@@ -90,11 +90,16 @@ def dense(values: Tensor, reduce: Literal["mean", "rows"] = "mean") -> Message:
 def header(values: Tensor) -> Message:
     """Returns a message of a few numbers whose bytes, like a header's, are not counted.
 
+    Args:
+        values: [K], or a single number, from the server; [C, K] from or to C clients.
+
     Example:
         >>> header(torch.tensor(0.5)).values, header(torch.tensor(0.5)).nbytes
         (tensor([0.5000]), 0)
+        >>> header(torch.zeros(5, 2)).values.shape  # two numbers of each of five clients
+        torch.Size([5, 2])
     """
-    return Message(values.detach().reshape(-1).clone(), 0)
+    return Message(torch.atleast_1d(values.detach()).clone(), 0)
 
 
 def low_rank(values: Tensor, space: ParameterSpace, ranks: Tensor) -> Message:
@@ -154,7 +159,16 @@ def masked(values: Tensor, mask: Tensor) -> Message:
     Example:
         >>> masked(torch.zeros(5, 10), torch.arange(10) < 3).nbytes  # 3 float32 values
         12
+
+    Raises:
+        ConfigError: The mask is none of K values.
     """
+    if mask.shape != values.shape[-1:]:
+        raise ConfigError(
+            f"model: masked(values, mask) got a mask {list(mask.shape)} for values "
+            f"{list(values.shape)}; it must be [{values.shape[-1]}], the same for all clients; "
+            f"sparse(values) sends what each client has kept"
+        )
     sent = torch.where(mask, values, values.new_zeros(()))
     return Message(sent, int(mask.sum()) * values.element_size(), mask=mask)
 

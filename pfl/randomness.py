@@ -23,7 +23,7 @@ from pfl.torchscript import scripted
 
 __all__ = [
     *("DrawKey", "Secret", "Seeded", "fold", "generator", "isolated", "key", "permutations"),
-    "seed_generators",
+    *("global_states", "seed_generators"),
 ]
 KEY_BYTES = 32
 
@@ -131,3 +131,9 @@ def seed_generators(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
+
+
+def global_states() -> tuple[bytes, int, bytes]:
+    """Returns the states of the global generators of NumPy and of torch on the processor."""
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"].tobytes(), state["pos"], torch.get_rng_state().numpy().tobytes()

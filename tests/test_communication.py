@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from models import MLP, ResNet18
-from pfl.communication import Ledger, dense, low_rank, low_rank_size, masked, sparse
+from pfl.communication import Ledger, dense, header, low_rank, low_rank_size, masked, sparse
 from pfl.parameters import ParameterSpace
+from tests.refusal import refused
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
@@ -33,6 +34,19 @@ def test_part_sends_what_is_under_the_mask(dtype):
     expected = torch.tensor([[0, 0, 2, 3, 0], [5, 0, 7, 8, 0]], dtype=dtype)
     assert torch.equal(message.values, expected)  # the others stay at home
     assert masked(values, ~mask).nbytes == 2 * width(dtype)
+
+
+def test_clients_have_one_mask():
+    """With masks of two clients both would be counted for each."""
+    with refused("masked", "a mask [2, 5]", "it must be [5]", "sparse(values)"):
+        masked(torch.zeros(2, 5), torch.ones(2, 5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("sent", "read"), [((), (1,)), ((3,), (3,)), ((2, 3), (2, 3))])
+def test_a_header_has_the_rows_of_a_message(sent, read):
+    message = header(torch.ones(sent))
+    assert message.values.shape == read
+    assert message.nbytes == 0
 
 
 @BOTH

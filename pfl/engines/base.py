@@ -207,6 +207,7 @@ class Engine(ABC):
         """
         ids = clients.ids.copy()
         before = {name: (tensor, version_of(tensor)) for name, tensor in shared().items()}
+        writes = self._writes_into_network()
         yield
         if not np.array_equal(ids, clients.ids):
             raise ConfigError(
@@ -214,8 +215,14 @@ class Engine(ABC):
                 f"{clients.ids.tolist()}; work on a copy"
             )
         changed = [f"`{name}`" for name, (t, version) in before.items() if version_of(t) != version]
+        if self._writes_into_network() != writes:
+            changed.append("`self.network`")  # its parameters count writes of their own
         if changed:
             raise ConfigError(
                 f"model: its code changed {', '.join(changed)} in place, but other clients use the "
                 f"same values; work on a copy, such as w.clone()"
             )
+
+    def _writes_into_network(self) -> int:
+        """Returns how often the parameters of the method's own network were written in place."""
+        return sum(version_of(parameter) for parameter in self.runner.original.parameters())

@@ -184,7 +184,10 @@ def _fit(config: Path, checkpoint: Path | None = None) -> str:
 
 @contextmanager
 def _mistakes_of(what: object) -> Iterator[None]:
-    """Puts what a mistake of the user belongs to before its line."""
+    """Puts what a mistake of the user belongs to before its line.
+
+    Any other error, as of a method's own code, has a note.
+    """
     try:
         yield
     except Diverged:
@@ -192,6 +195,8 @@ def _mistakes_of(what: object) -> Iterator[None]:
     except Exception as error:
         if line := explain(error):
             raise ConfigError(f"{what}: {line}") from error
+        if hasattr(error, "add_note"):  # since Python 3.11
+            error.add_note(f"({what})")
         raise
 
 

@@ -24,6 +24,7 @@ from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.method import checks
 from pfl.method.hooks import Method
+from pfl.randomness import global_states
 
 M = TypeVar("M", bound=Method)
 Side = Literal["client", "server"]
@@ -181,8 +182,11 @@ def _checked_hook(method: Any, name: str, hook: Callable[..., Any]) -> Callable[
     def call(*args: Any) -> Any:
         given = _arguments(method, name, args)
         _here.trained = False
+        before = global_states()
         with _inside(name), _guard(method, name, args):
             result = hook(*given)
+        if global_states() != before:
+            checks.tell_draws(method, name)
         if name == "client_update" and not _here.trained:
             method.require_no_aids()
         _check_result(method, name, args, result)

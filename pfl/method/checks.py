@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pfl.clients import Clients
@@ -106,12 +107,16 @@ def check_states(method: Method, clients: Clients) -> None:
     """
     check_declared(method, clients.state)
     for name in method.states.store.names:
-        values = clients.state[name]
+        values = clients.state.get(name)
         first = method.states.store.initial(name)
         shape = (len(clients), method.states.width(name))
-        fits = isinstance(values, Tensor) and tuple(values.shape) == shape
-        # Whole numbers would lose what comes after the point.
-        if not fits or (values.is_floating_point() and not first.is_floating_point()):
+        fits = (
+            isinstance(values, Tensor)
+            and tuple(values.shape) == shape
+            # Whole numbers would lose what comes after the point.
+            and (first.is_floating_point() or not values.is_floating_point())
+        )
+        if not fits:
             raise ConfigError(
                 f"model: {type(method).__name__}.client_update leaves {kind_text(values)} in "
                 f"clients.state[{name!r}]; it was declared as {list(shape)} of {first.dtype}"
@@ -204,6 +209,15 @@ def check_declared(method: Method, state: Iterable[str]) -> None:
             f"model: {type(method).__name__} writes clients.state[{unknown[0]!r}], which it has "
             f"not declared with add_client_state; declared are: {declared}"
         )
+
+
+def tell_draws(method: Method, hook: str) -> None:
+    """Warns of a function that draws from a global generator, whose state nothing restores."""
+    rank_zero_warn(
+        f"{type(method).__name__}.{hook}, or the data that it reads, draws from PyTorch's or "
+        f"NumPy's global generator: a resumed run and other groups of clients then draw something "
+        f'else; draw with generator(self.seed, "purpose", round, client) of pfl.method'
+    )
 
 
 def kind_text(value: Any) -> str:

@@ -69,7 +69,7 @@ def train_clients(method: Method, stages: Sequence[Stage], clients: Clients) -> 
     for stage in stages:
         sent = stage.sent(clients, sent)
     store = method.states.store
-    if clients.state:
+    if clients.state or store.names:
         checks.check_states(method, clients)
     for name in store.names:
         clients.state[name] = store.rounded(name, clients.state[name])

@@ -36,4 +36,4 @@ def name_clients(
     if isinstance(error, ConfigError):
         error.args = (f"{error} ({place})",)
     elif hasattr(error, "add_note"):  # since Python 3.11
-        error.add_note(place)
+        error.add_note(f"({place})")

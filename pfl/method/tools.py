@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ class MethodTools(LocalTraining):
         recorded: The last round's rows of each table by column.
         server_states: The names of the server states.
     """
+
+    tables: ClassVar[tuple[str, ...]]
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
@@ -455,7 +457,16 @@ class MethodTools(LocalTraining):
             table: One of the class's `tables`.
             columns: A value for each row. The rows of a round are sorted by the columns from left
                 to right, so that chunks and processes do not matter.
+
+        Raises:
+            ConfigError: The class has no such table.
         """
+        if table not in self.tables:
+            name = type(self).__name__
+            raise ConfigError(
+                f"model: {name} logs the table {table!r}, which nothing would write; declare it in "
+                f"the class: tables = {(*self.tables, table)}"
+            )
         log = current_log()
         if log is None:
             return

@@ -307,7 +307,14 @@ def _unequal(what: str, values: Mapping[str, float]) -> list[str]:
         return []
     least, low = ends[0]
     most, high = ends[-1]
-    return [f"Unequal {what}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."]
+    return [f"Unequal {what}: from {_amount(low)} ({least}) to {_amount(high)} ({most})."]
+
+
+def _amount(value: float) -> str:
+    """Returns a mean over seeds with so many digits that unequal ones look unequal."""
+    if value < 1000:
+        return f"{value:.3g}"
+    return f"{value:,.0f}"
 
 
 def all_labels(comparisons: Sequence[ComparedRuns]) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from pfl.algorithms import FedAvg
 from pfl.cli.main import main
 from pfl.experiments import Comparison
 from pfl.experiments.callbacks import open_study, trial_of
@@ -73,6 +74,24 @@ def test_a_run_does_not_keep_the_memory_of_those_before_it(tmp_path):
     finally:
         gc.enable()
     assert len(kept) == 1
+
+
+class Fails(FedAvg):
+    """A method with a mistake that shows in a round."""
+
+    def client_update(self, clients, w):
+        raise ValueError("planted")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+def test_an_error_of_a_method_says_in_which_run_and_round(tmp_path):
+    runs = {"mine": {"model": {"class_path": f"{__name__}.Fails"}}}
+    job = Comparison.from_file(comparison(tmp_path, runs=runs)).jobs()[1]
+    with pytest.raises(ValueError, match="planted") as caught:
+        execute(job, tmp_path / "out")
+    when, run = caught.value.__notes__
+    assert when.startswith("(client ") and when.endswith(", in round 1)")
+    assert run == f"({tmp_path / 'out/mine/seed1.yaml'})"
 
 
 def test_folders_of_samples_count_and_downloads_do_not(tmp_path, monkeypatch):

@@ -120,6 +120,48 @@ def test_changes_in_place(tmp_path):
         fit(tmp_path, Own(writes(lambda self, clients, w: w)))
 
 
+def test_the_network_is_not_trained_in_place(tmp_path):
+    def update(self, clients, w):
+        next(self.network.parameters()).mul_(2)
+        return w.repeat(len(clients), 1)
+
+    with refused("`self.network`", "changed", "in place", "clone()"):
+        fit(tmp_path, Own(update))
+
+
+DRAWS = {
+    "torch": lambda w: w + torch.rand(1),
+    "NumPy": lambda w: w + float(np.random.rand()),
+}
+
+
+@pytest.mark.parametrize("package", DRAWS)
+def test_draws_from_a_global_generator(tmp_path, package):
+    def update(self, clients, w):
+        return DRAWS[package](w).repeat(len(clients), 1)
+
+    with pytest.warns(UserWarning, match=r"Own\.client_update.*global generator.*self\.seed"):
+        fit(tmp_path, Own(update))
+
+
+def test_a_table_that_the_class_does_not_have(tmp_path):
+    def update(self, clients, w):
+        self.log_table("mine", client=clients.ids)
+        return w.repeat(len(clients), 1)
+
+    with refused("Own logs the table 'mine'", "tables = ('mine',)"):
+        fit(tmp_path, Own(update))
+
+
+def test_rows_of_a_state_that_are_gone(tmp_path):
+    def update(self, clients, w):
+        clients.state = {}
+        return w.repeat(len(clients), 1)
+
+    with refused("Own.client_update leaves None in clients.state['kept']", f"as [3, {P}]"):
+        fit(tmp_path, Own(update))
+
+
 def leaves(rows):
     """A `client_update` that leaves a function of (clients, w) as the rows of the state `seen`."""
 

@@ -273,6 +273,15 @@ def test_unequal_budgets_are_pointed_out():
     assert "Unequal" not in " ".join(ComparedRuns(runs, "A", ("rounds", 1)).notes())
 
 
+def test_unequal_budgets_look_unequal():
+    """A has 3 rounds with each of three seeds; B has 2 with one of them, (3 + 3 + 2) / 3."""
+    scores = [0.5, 0.5, 0.5]
+    runs = [run(label, seed, scores) for label in "AB" for seed in range(2)]
+    runs += [run("A", 2, scores), run("B", 2, scores[:2])]
+    notes = " ".join(ComparedRuns(runs, "A").notes())
+    assert "Unequal rounds in the whole run: from 2.67 (B) to 3 (A)." in notes
+
+
 def test_a_cut_run_has_no_seconds_and_no_gain_over_training_alone():
     """The seconds are known of the whole run, and the local baseline of its last round only."""
     one = run("A", 0, [0.5, 0.6], clients=[[0.5, 0.5], [0.6, 0.6]])

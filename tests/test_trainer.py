@@ -235,6 +235,15 @@ def test_a_resumed_run_writes_into_its_folder(tmp_path, monkeypatch, capsys):
     assert [path.name for path in Path("runs").iterdir()] == ["run"]
 
 
+def test_a_second_fit_without_rounds_left_names_the_method(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trainer = Trainer(max_epochs=1, accelerator="cpu", enable_progress_bar=False)
+    method = FedAvg(MLP(64, [4]))
+    for _ in range(2):
+        trainer.fit(method, datamodule=FederatedLoop(DigitsDataModule(6)))
+    assert "Nothing to do: FedAvg has been through 1 rounds" in capsys.readouterr().out
+
+
 def test_a_run_is_found_from_within_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = (fit(1).run_dir / "checkpoints").resolve()

@@ -187,7 +187,8 @@ class RunRecorder(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if self.place.writes:
-            nothing = f"Nothing to do: {trainer.ckpt_path} has been through {len(self.rows)} rounds"
+            who = trainer.ckpt_path or type(pl_module).__name__
+            nothing = f"Nothing to do: {who} has been through {len(self.rows)} rounds"
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, *_: Any) -> None:

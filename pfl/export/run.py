@@ -64,7 +64,10 @@ class RestoredRun(FederatedCLI):
         if not checkpoint.is_file():
             raise ConfigError(f"{key}: {checkpoint} is not a file")
         if not path.is_file():
-            raise ConfigError(f"{key}: {checkpoint}; the run's configuration {path} is missing")
+            raise ConfigError(
+                f"{key}: {checkpoint}; the run's configuration {path} is missing; a run that "
+                f"Python has built has none (docs/export.md)"
+            )
         self.checkpoint = checkpoint
         words = ["predict", "--config", str(path), "--ckpt_path", str(checkpoint)]
         super().__init__([*words, *(f"--trainer.{key}={value}" for key, value in QUIET.items())])
@@ -150,14 +153,14 @@ class RestoredRun(FederatedCLI):
 
 
 def export(
-    checkpoint: Path,
-    out: Path,
+    checkpoint: str | Path,
+    out: str | Path,
     clients: Sequence[int | str] | None = (),
     *,
     with_global: bool = False,
     form: Format = "safetensors",
     factored: bool = False,
-    states: Path | None = None,
+    states: str | Path | None = None,
 ) -> list[Path]:
     """Writes models of a checkpoint, a folder each: `client<id>` and `global`; returns the folders.
 
@@ -180,7 +183,10 @@ def export(
     Raises:
         ConfigError: There is no such checkpoint, client or model.
     """
-    run = RestoredRun(checkpoint)
+    run = RestoredRun(Path(checkpoint))
+    out = Path(out)
+    if states is not None:
+        states = Path(states)
     if states is not None and run.parties is None:
         raise ConfigError(
             f"export: --states: {states}, but the run has no real parties, and its checkpoint has "

@@ -220,6 +220,7 @@ class FederatedAlgorithm(Method):
     def setup(self, stage: str) -> None:
         """Checks method, network, loss, data and Trainer against each other, before anything."""
         checks.check_complete(self, Method)
+        set_up.refuse_shared_network(self)
         trainer = self.trainer
         loop = loop_of(trainer, type(self).__name__)
         set_up.share_secret(loop)
@@ -259,6 +260,7 @@ class FederatedAlgorithm(Method):
         self._loss_names = []
         self.transport = self._given or self._simulation()
         self.transport.set_up(self, self.stages, loop)
+        set_up.keep_network(self)
 
     def begin_apart(self, run: RunFacts, client: int, *, store: bool) -> None:
         """Prepares the method of one client that trains apart from the server.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 
 from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients, LocalSchedule
@@ -27,6 +29,7 @@ from pfl.method.architectures import architectures_of
 from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
+from pfl.parameters import ParameterSpace
 from pfl.randomness import Secret
 from pfl.rounds.loop import FederatedLoop
 from pfl.rounds.participation import Participation
@@ -46,6 +49,9 @@ SCALED = ("16-mixed", "16")  # precisions that scale losses
 # Local steps of smaller models take milliseconds. A second thread within such a step costs more
 # than it gains, many times more on a machine with other work to do.
 ONE_THREAD_PARAMETERS = 1 << 18
+# Which method's vector has the values of a module that a run has used. The vector is not kept
+# alive, as it would keep the module.
+_SPACES: WeakKeyDictionary[nn.Module, ReferenceType[ParameterSpace]] = WeakKeyDictionary()
 
 
 def check_precision(trainer: Trainer, loop: FederatedLoop) -> None:
@@ -62,6 +68,40 @@ def check_precision(trainer: Trainer, loop: FederatedLoop) -> None:
             f"{', '.join(rounded)} as float32, with 7 digits; TensorDataModule keeps all",
             category=UserWarning,
         )
+
+
+def refuse_shared_network(method: Method) -> None:
+    """Refuses a network whose parameters another method has used in a run.
+
+    The method would begin with what the other one has trained, and train the other one's model on.
+
+    Raises:
+        ConfigError: The network, or a part of it, is also another method's.
+    """
+    for module in _trained_modules(method.network):
+        known = _SPACES.get(module)
+        if known is not None and known() is not method.space:
+            name = type(method.network).__name__
+            raise ConfigError(
+                f"model.network: this {name}, or a part of it, is already another method's, and "
+                f"both would train one model; give each method a network of its own, such as "
+                f"copy.deepcopy(network)"
+            )
+
+
+def keep_network(method: Method) -> None:
+    """Notes that the network is the method's, for `refuse_shared_network`."""
+    for module in _trained_modules(method.network):
+        _SPACES[module] = ref(method.space)
+
+
+def _trained_modules(network: nn.Module) -> list[nn.Module]:
+    """Returns the modules that have trained parameters of their own; others may be shared."""
+    return [
+        module
+        for module in network.modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    ]
 
 
 def tell_conversions(loop: FederatedLoop) -> None:

@@ -1,5 +1,7 @@
 """What the frozen part of a network gives is stored: it runs once, and the results are the same."""
 
+import copy
+
 import lightning.pytorch as pl
 import numpy as np
 import pytest
@@ -117,7 +119,7 @@ def test_another_run_on_the_same_data_has_its_own_rows(fit, tmp_path):
     for change, same in ((0.0, True), (0.1, False)):
         network.blocks[0][0].weight.data += change
         trainer = quiet(tmp_path, 1, enable_checkpointing=False, precision="64-true")
-        trainer.fit(FedAvg(network, trainable="head", lr=0.1), loop)
+        trainer.fit(FedAvg(copy.deepcopy(network), trainable="head", lr=0.1), loop)
         assert (data.frozen[1] is rows) == same
 
 

@@ -1,5 +1,6 @@
 """The optimality gap and the errors of a run, against NumPy on problems with known solutions."""
 
+import copy
 import math
 from itertools import pairwise
 
@@ -205,7 +206,7 @@ def test_separable_clients_have_no_solution_alone(tmp_path):
     dm = HeterogeneousLogistic(4, 30, 3)
     settings = dict(batch_size=None, lr=0.3)
     network = LogisticRegression(3, 2, bias=False).double()
-    numbers, _ = measured(LocalTrain(network, **settings), dm, 1, tmp_path / "alone")
+    numbers, _ = measured(LocalTrain(copy.deepcopy(network), **settings), dm, 1, tmp_path / "alone")
     assert numbers[0].keys() == {"train/personalized/total_error"}
     numbers, _ = measured(FedAvg(network, **settings), dm, 1, tmp_path / "together")
     assert {f"train/global/{name}" for name in (*ERRORS, "gap")} < numbers[0].keys()

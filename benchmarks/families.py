@@ -8,6 +8,7 @@ than they change time. A ratio is that of one turn: the round of the family over
 five; the table has the smallest, the median and the largest one.
 """
 
+import copy
 import time
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +76,7 @@ def main() -> None:
             for turn in range(1 + TURNS):
                 torch.manual_seed(turn)
                 made = {one: make() for one, make in makers.items()}
-                family = seconds(Family(made, features=FEATURES), kind, CLIENTS)
+                family = seconds(Family(copy.deepcopy(made), features=FEATURES), kind, CLIENTS)
                 parts = Family(made, features=FEATURES).networks.values()
                 total = sum(seconds(part, kind, CLIENTS // len(parts)) for part in parts)
                 if turn:  # the first one warms up

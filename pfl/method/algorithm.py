@@ -51,7 +51,8 @@ class FederatedAlgorithm(Method):
     head of `pfl/method/hooks.py` for the whole round.
 
     Args:
-        network: The architecture with its initial values. It always holds the global model.
+        network: The architecture with its initial values. It always holds the global model, so that
+            no other method may have the same object.
         server_optimizer: An optimizer that takes w - mean(w_i) as the gradient of the global model
             w. null: SGD with rate 1, which replaces w by the mean.
         weighting: The clients' weights in the mean: "samples" (their numbers of training samples)

@@ -48,8 +48,11 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
         client: The client's id.
 
     Raises:
-        ConfigError: The method has the same model for all clients.
+        ConfigError: The method has the same model for all clients, or there is no such client.
     """
+    last = algorithm.run.loop.num_clients - 1
+    if not 0 <= client <= last:
+        raise ConfigError(f"client_network: {client}; it must be a client's number from 0 to {last}")
     if not has_own_models(algorithm):
         name = type(algorithm).__name__
         raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")

@@ -30,6 +30,9 @@ def test_a_clients_network_has_the_losses_of_the_run(tmp_path):
             found = cross_entropy(network(inputs), targets).item()
         assert abs(found - loss) < 1e-5
     assert len(set(losses)) == 4
+    for client in (4, -1):
+        with refused(f"client_network: {client}; it must be a client's number from 0 to 3"):
+            client_network(method, client)
     checkpoint = str(trainer.run_dir / "checkpoints" / "last.ckpt")
     with refused("config.yaml is missing", "a run that Python has built has none"):
         export(checkpoint, str(tmp_path / "out"), [0])

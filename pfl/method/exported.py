@@ -52,7 +52,9 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
     """
     last = algorithm.run.loop.num_clients - 1
     if not 0 <= client <= last:
-        raise ConfigError(f"client_network: {client}; it must be a client's number from 0 to {last}")
+        raise ConfigError(
+            f"client_network: {client}; it must be a client's number from 0 to {last}"
+        )
     if not has_own_models(algorithm):
         name = type(algorithm).__name__
         raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")

@@ -163,7 +163,7 @@ LINES = {
     "--model own.Net": ["model", "own.Net", "FederatedAlgorithm"],
     "--model.network broken.Net": ["model.network", "'nosuchmodule'"],
     "--model.network own.Other": ["model.network", "own.Other", "Module"],
-    "--model.network own.Net": ["model.network", "required", "features"],
+    "--model.network own.Net": ["model.network", "Net needs features"],
     "--model.network own.Net --model.network.feature 64": ["network", "'feature'", "'features'"],
     "--model.network own.Net --model.network.features x": ["model.network.features: x", "int"],
     "--foo 1": ["foo: ", "data, loop, model,", "trainer"],

@@ -105,7 +105,8 @@ def test_outputs_are_those_of_each_row_s_own_samples():
 
 
 def test_the_guard_finds_writes_into_what_clients_share():
-    engine = made(Alone)
+    network = nn.Linear(1, 1)
+    engine = made(Alone, original=network)
     shared = {"w": torch.zeros(2), "c": torch.zeros(2), "free": nn.Parameter(torch.zeros(1))}
     clients = SimpleNamespace(ids=np.array([3, 5]))
     with engine.guard(clients, lambda: shared):
@@ -113,6 +114,9 @@ def test_the_guard_finds_writes_into_what_clients_share():
     line = "model: its code changed `c` in place, but other clients use the same values"
     with refused(line), engine.guard(clients, lambda: shared):
         shared["c"][0] = 0
+    line = "its code changed `self.network` in place"
+    with refused(line), torch.no_grad(), engine.guard(clients, lambda: shared):
+        network.bias.add_(1)
     with refused("its code changed `w`, `c` in place"), engine.guard(clients, lambda: shared):
         shared["w"].add_(1)
         shared["c"].add_(1)

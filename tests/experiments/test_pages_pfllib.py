@@ -70,6 +70,12 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     assert text.format(last["clients alone"] - max(own["FedRoD"].values()), apart, ahead) in page
     for run in ("FedAMP", "FedBABU", "FedDistill", "FedProto"):
         assert f"{run} {pfllib.PRINTED[run] - last[run]:.2f} below" in page
+    for run in ("Ditto", "APFL"):
+        assert f"{run} {pfllib.PRINTED[run] - max(own[run].values()):.2f} below." in page
+    behind = last["clients alone"] - last["Ditto"]
+    assert f"Ditto is {behind:.2f} points behind clients alone." in page
+    apart = max(abs(own["APFL"][k] - own["clients alone"][k]) for k in own["APFL"])
+    assert apart < 0.04 and "all ten evaluations are within 0.04 points" in page
     here = {run: score - last["clients alone"] for run, score in last.items()}
     there = {run: score - pfllib.PRINTED["FedAMP"] for run, score in pfllib.PRINTED.items()}
     text = "{FedProto:.2f} points ahead of clients alone, and FedDistill {FedDistill:.2f};"

@@ -177,10 +177,26 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool, learns: b
             if isinstance(error.code, int) and error.code:
                 status = error.code
         lines = [line]
-        if learns and line in (known := light.check(args)):
-            lines = known  # the parser ends at the first mistake
+        if learns:
+            lines = _beside(line, args)
         return _refuse(lines, status)
     return 0
+
+
+def _beside(line: str, args: list[str]) -> list[str]:
+    """Returns the lines about all mistakes of a command; the parser ends at one of them, `line`.
+
+    It is `line` alone if that is about something else, such as a round of a run.
+    """
+    from pfl.configuration import light
+
+    try:
+        lines = light.check(args)
+    except ConfigError:  # a file has changed while the run went on
+        lines = []
+    if line in lines:
+        return lines
+    return [line]
 
 
 def _refuse(lines: list[str], status: int = 2) -> int:

@@ -1,10 +1,13 @@
 """The check without PyTorch: it says what the parser says, or nothing."""
 
+import sys
+from argparse import Namespace
+
 import pytest
 from matplotlib import get_cachedir
 
 from pfl.cli import main
-from pfl.configuration import light, signatures
+from pfl.configuration import app, light, signatures
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import find_configs
 from pfl.configuration.keys import closest
@@ -14,6 +17,7 @@ from tests.cli import test_cli, test_cli_values
 from tests.cli.configurations import NETWORK, PARTITION, SMALL, changed, write
 from tests.commands import python
 
+program = sys.modules[main.__module__]
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
 
@@ -216,6 +220,21 @@ def test_each_of_several_mistakes_has_a_line(tmp_path, answers):
 )
 def test_a_wrong_name_is_one_that_shares_its_word(name, known, expected):
     assert closest(name, known) == f"; did you mean {expected}?"
+
+
+def test_an_error_of_a_run_is_told_though_its_file_is_gone(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path / "a.yaml", SMALL)
+
+    class Ends(FederatedCLI):
+        def __init__(self, args, learns):
+            path.unlink()
+            raise ConfigError("planted: in round 3")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(app, "FederatedCLI", Ends)
+    words = ["fit", "--config", str(path)]
+    assert program._run(Namespace(command="fit"), words, everything=False, learns=True) == 2
+    assert capsys.readouterr().err == "error: planted: in round 3\n"
 
 
 def test_a_class_without_notes_is_for_the_parser(tmp_path):

@@ -48,6 +48,12 @@ class RowError(ConfigError):
         return ConfigError(f"{self.text} ({self.place}, of the client {str(client)!r})")
 
 
+def add_note(error: Exception, text: str) -> None:
+    """Adds a line below an error's own, which is of other code; does nothing before Python 3.11."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+
+
 def require_value(key: str, value: object, holds: bool, expected: str) -> None:
     """Raises a ConfigError about the argument `key` (`Dirichlet.alpha`) unless a condition holds.
 

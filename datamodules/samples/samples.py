@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from ..errors import ConfigError, error_line, require_value
+from ..errors import ConfigError, add_note, error_line, require_value
 
 IGNORED = -100  # a target that counts nowhere if the loss has no `ignore_index`, as in PyTorch
 
@@ -171,8 +171,7 @@ class DatasetSamples(Samples):
             try:
                 items.append(self.dataset[number])
             except Exception as error:
-                if hasattr(error, "add_note"):  # since Python 3.11
-                    error.add_note(f"item {number} of DatasetSamples.dataset")
+                add_note(error, f"item {number} of DatasetSamples.dataset")
                 raise
         inputs, targets = (column[: index.numel()] for column in stack_items(items, numbers))
         targets = _as_targets(targets)

@@ -51,8 +51,8 @@ class HuggingFaceDataModule(FederatedDataModule):
             or "json" with `data_files`.
         input_column: The column of the inputs.
         target_column: The column of the targets.
-        client_column: The column of the client ids. If neither
-            `partition` nor `num_clients` is given, each id is a client, as with `Natural()`.
+        client_column: The column of the client ids. If neither `partition` nor `num_clients` is
+            given, each id is a client, as with `Natural()`.
         name: The configuration of the data set, if it has several.
         data_files: Local files: a path, or paths by split. A path alone is the split "train".
         revision: The version of the data set on the hub: a branch, a tag or a commit.

@@ -54,8 +54,8 @@ class TableDataModule(FederatedDataModule):
         file: Path of a `.csv` or `.parquet` file. A CSV file begins with the names of its columns.
         target_column: The column of the targets.
         feature_columns: The columns of the inputs, numbers or booleans; None takes all others.
-        client_column: The column of the client ids, numbers or text. If neither
-            `partition` nor `num_clients` is given, each id is a client, as with `Natural()`.
+        client_column: The column of the client ids, numbers or text. If neither `partition` nor
+            `num_clients` is given, each id is a client, as with `Natural()`.
         test_file: Path of a file with the same columns: the official test set, if there is one.
         target_kind: What the target column holds. "classes": floating numbers are classes, too,
             and 2.0 is the class 2. "numbers": whole numbers are the values of a regression, or

@@ -25,7 +25,7 @@ def closest(name: str, known: Sequence[str]) -> str:
         return f"; did you mean {' or '.join(map(repr, alike))}?"
 
     def likeness(key: str) -> tuple[float, int, int]:
-        # The first of equals.
+        # Of equals, the one that stands first.
         match = SequenceMatcher(a=key, b=name)
         return match.ratio(), match.find_longest_match().size, -known.index(key)
 

@@ -27,7 +27,7 @@ from pfl.callbacks.run_result import versions
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import callbacks_of
 from pfl.configuration.messages import explain
-from pfl.datamodules.errors import require_value
+from pfl.datamodules.errors import add_note, require_value
 from pfl.datamodules.files import files_below
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.callbacks import NOT_VALIDATED
@@ -195,8 +195,7 @@ def _mistakes_of(what: object) -> Iterator[None]:
     except Exception as error:
         if line := explain(error):
             raise ConfigError(f"{what}: {line}") from error
-        if hasattr(error, "add_note"):  # since Python 3.11
-            error.add_note(f"({what})")
+        add_note(error, f"({what})")
         raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pfl.clients import Clients
+from pfl.datamodules.errors import add_note
 from pfl.errors import ConfigError, Diverged
 from pfl.method.hooks import Method
 from pfl.rounds.loop import FederatedLoop
@@ -35,5 +36,5 @@ def name_clients(
         place = f"{clients_text(loop, clients.ids.tolist())}, {when}"
     if isinstance(error, ConfigError):
         error.args = (f"{error} ({place})",)
-    elif hasattr(error, "add_note"):  # since Python 3.11
-        error.add_note(f"({place})")
+    else:
+        add_note(error, f"({place})")

@@ -1,10 +1,10 @@
-"""Clients that arguments of the loop name: lists of ids, one for each round, and JSON files."""
+"""Clients that arguments of the loop name: by ids or names, for each round, and in JSON files."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,8 +17,12 @@ from pfl.files import read_value
 from pfl.randomness import key
 
 BY_CLIENT = ("work", "rate")
-Rounds: TypeAlias = Sequence[Sequence[int]]
+Rounds: TypeAlias = Sequence[Sequence[int | str]]
+"""A list of clients for each round, by their ids or names."""
+Ids: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
+IdOf: TypeAlias = Callable[[int | str, str], int]
+"""The id of a client that an argument gives by its id or name, by (client, argument)."""
 ByClient: TypeAlias = Mapping[str, Mapping[str, float]]
 """Factors on the local steps ("work") and the learning rate ("rate") of clients, by their names."""
 
@@ -29,7 +33,7 @@ class Affected:
 
     Attributes:
         name: The argument of the loop, which is also the purpose of the draws.
-        rule: The probability of each client, drawn by (seed, round, client); or client ids for
+        rule: The probability of each client, drawn by (seed, round, client); or the clients of
             each round.
 
     Example:
@@ -52,8 +56,17 @@ class Affected:
     def __bool__(self) -> bool:
         return bool(self.rule if isinstance(self.rule, float) else any(map(len, self.rule)))
 
+    def by_ids(self, id_of: IdOf) -> Affected:
+        """Returns the same clients, of which all that are given have ids in place of names."""
+        if isinstance(self.rule, float):
+            return self
+        return replace(self, rule=rounds_by_ids(self.name, self.rule, id_of))
+
     def mask(self, seed: int, round_index: int, ids: np.ndarray) -> np.ndarray:
-        """Returns which of the clients `ids` belong to them in a round, bool [C]."""
+        """Returns which of the clients `ids` belong to them in a round, bool [C].
+
+        Clients that are given must have ids, not names (`by_ids`).
+        """
         if not self:
             return np.zeros(len(ids), bool)
         if not isinstance(self.rule, float):
@@ -89,7 +102,7 @@ def check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> None
         )
 
 
-def check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> None:
+def check_rounds(name: str, trace: Ids, total: int, rounds: int | None) -> None:
     """Refuses a trace that is shorter than the run, or has something else than client ids.
 
     A run without an end is longer than any trace.
@@ -110,7 +123,16 @@ def read_rounds(name: str, trace: str | Rounds) -> Rounds:
     """Returns a trace, which may be the path of a JSON file."""
     rounds = read_value(f"loop.{name}", trace) if isinstance(trace, str) else trace
     if not (is_list(rounds) and all(map(is_list, rounds))):
-        raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids")
+        raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids or names")
+    return rounds
+
+
+def rounds_by_ids(name: str, trace: Rounds, id_of: IdOf) -> Ids:
+    """Returns a trace of which all clients have ids in place of names."""
+    rounds = []
+    for number, clients in enumerate(trace, 1):
+        argument = f"loop.{name}, round {number}"
+        rounds.append([id_of(client, argument) for client in clients])
     return rounds
 
 

@@ -51,15 +51,15 @@ class FederatedLoop(Checked, LightningDataModule):
             if no client takes part, unless `privacy` is given; "weighted", a fixed number without
             replacement with probabilities proportional to the number of training samples (drawn
             one after another); "cyclic", groups of clients that were drawn once and take turns.
-        trace: Given cohorts that replace the sampling: a list of lists of client ids, one for each
-            round, or the path of a JSON file with such a list. A round may be empty.
+        trace: Given cohorts that replace the sampling: a list of lists of clients, one for each
+            round, or the path of a JSON file with such a list. A round may be empty. Here and below
+            clients are given by their ids, or by their names (texts) where they have names.
         unseen: Clients that never train, for an evaluation on newcomers: a share of all clients,
-            which is drawn once; a list of client ids, or of names (texts) where clients have
-            names; or the path of a JSON file with such a list. They are in no cohort, and
-            `clients_per_round: null` means all others.
+            which is drawn once; a list of clients; or the path of a JSON file with such a list.
+            They are in no cohort, and `clients_per_round: null` means all others.
         dropout: Clients of the cohort that fail after their training, so that their messages never
-            arrive: the probability of each, or a list of client ids for each round, or the path of
-            a JSON file with such lists (docs/participation.md).
+            arrive: the probability of each, or a list of clients for each round, or the path of a
+            JSON file with such lists (docs/participation.md).
         stragglers: Clients of the cohort that take only a part of their local steps, as `dropout`.
         straggler_work: The share of their local steps that stragglers take, rounded up.
         by_client: What differs by client, under its name, or its number where clients have no
@@ -121,10 +121,10 @@ class FederatedLoop(Checked, LightningDataModule):
         datamodule: FederatedDataModule,
         clients_per_round: int | None = None,
         sampling: Sampling = "uniform",
-        trace: str | Sequence[Sequence[int]] | None = None,
+        trace: str | Sequence[Sequence[str | int]] | None = None,
         unseen: float | str | Sequence[str | int] | None = None,
-        dropout: float | str | Sequence[Sequence[int]] = 0.0,
-        stragglers: float | str | Sequence[Sequence[int]] = 0.0,
+        dropout: float | str | Sequence[Sequence[str | int]] = 0.0,
+        stragglers: float | str | Sequence[Sequence[str | int]] = 0.0,
         straggler_work: ProperShare = 0.5,
         by_client: str | dict[str, dict[str, float]] | None = None,
         clock: Clock | None = None,

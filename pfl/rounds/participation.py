@@ -27,6 +27,7 @@ from pfl.rounds.client_lists import (
     BY_CLIENT,
     Affected,
     ByClient,
+    Ids,
     Rounds,
     check_ids,
     check_rounds,
@@ -34,6 +35,7 @@ from pfl.rounds.client_lists import (
     read_by_client,
     read_rounds,
     read_unseen,
+    rounds_by_ids,
 )
 from pfl.rounds.clock import Clock
 
@@ -53,7 +55,7 @@ class Participation:
 
     Attributes:
         draws: Where the cohorts come from: the seed, or a secret key in a private run.
-        trace: The given cohorts; None: they are drawn.
+        trace: The given cohorts, by ids or names; None: they are drawn.
         unseen: A share of all clients, or ids or names of clients, that never train; None: nobody.
         dropout, stragglers: The clients that fail, and those that are slow.
 
@@ -159,6 +161,22 @@ class Participation:
         raise ConfigError(f"{argument}: {client!r}; it must be {kind}{hint}")
 
     @cached_property
+    def _cohorts(self) -> Ids:
+        """The cohorts of `trace` by ids."""
+        assert self.trace is not None
+        return rounds_by_ids("trace", self.trace, self._id_of)
+
+    @cached_property
+    def _failing(self) -> Affected:
+        """The clients of `dropout` by ids."""
+        return self.dropout.by_ids(self._id_of)
+
+    @cached_property
+    def _slow(self) -> Affected:
+        """The clients of `stragglers` by ids."""
+        return self.stragglers.by_ids(self._id_of)
+
+    @cached_property
     def population(self) -> np.ndarray:
         """The ids of the clients from which cohorts are drawn, ascending int64 [M]."""
         everyone = np.arange(self.datamodule.num_clients)
@@ -197,7 +215,7 @@ class Participation:
     def _drawn(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that are drawn for a round, ascending int64."""
         if self.trace is not None:
-            return np.sort(np.asarray(self.trace[round_index], np.int64))
+            return np.sort(np.asarray(self._cohorts[round_index], np.int64))
         if self.timetable is not None:
             return self.timetable.of(round_index).ids
         population = self.population
@@ -225,11 +243,15 @@ class Participation:
 
     def work(self, round_index: int, ids: np.ndarray) -> np.ndarray:
         """Returns the share of its local steps that each of these clients takes, float64 [C]."""
-        slow = self.stragglers.mask(self.seed, round_index, ids)
+        slow = self._slow.mask(self.seed, round_index, ids)
         share = np.where(slow, self.straggler_work, 1.0)
         if self.by_client:
             share *= self._factors["work"][ids]
         return share
+
+    def fails(self, round_index: int, ids: np.ndarray) -> np.ndarray:
+        """Returns which of these clients fail after their training, bool [C]."""
+        return self._failing.mask(self.seed, round_index, ids)
 
     def rates(self, ids: np.ndarray) -> np.ndarray:
         """Returns the factor on the learning rate of each of these clients, float64 [C]."""
@@ -258,7 +280,7 @@ class Participation:
             return [(clients, True)]
         work = self.work(clients.round, clients.ids)
         rates = self.rates(clients.ids)
-        fails = self.dropout.mask(self.seed, clients.round, clients.ids)
+        fails = self.fails(clients.round, clients.ids)
         kinds = {(1.0, 1.0), *zip(work.tolist(), rates.tolist(), strict=True)}
         parts: list[tuple[Clients, bool]] = []
         for arrives in (True, False):
@@ -370,7 +392,8 @@ class Participation:
         given = self.attackers.clients
         if isinstance(given, float | int):
             expected = (
-                "a share of the clients between 0 and 1, a list of ids, or one for each round"
+                "a share of the clients between 0 and 1, a list of ids or names, or one for each "
+                "round"
             )
             require_value("loop.attackers.clients", given, 0 < given < 1, expected)
             count = max(1, int(given * len(self.population) + 0.5))
@@ -380,13 +403,14 @@ class Participation:
         if isinstance(given, str):
             ids = read_value("loop.attackers.clients", given)
         if is_list(ids) and len(ids) and all(map(is_list, ids)):
-            return ids
-        if not is_list(ids) or not all(map(is_whole, ids)):
+            return rounds_by_ids("attackers.clients", ids, self._id_of)
+        if not is_list(ids) or not all(is_whole(one) or isinstance(one, str) for one in ids):
             raise ConfigError(
-                f"loop.attackers.clients: {given} must hold a list of client ids, or one for each "
-                f"round"
+                f"loop.attackers.clients: {given} must hold a list of client ids or names, or one "
+                f"for each round"
             )
-        return np.sort(np.asarray(ids, np.int64))
+        found = [self._id_of(one, "loop.attackers.clients") for one in ids]
+        return np.sort(np.asarray(found, np.int64))
 
     @cached_property
     def attacker_ids(self) -> np.ndarray:
@@ -420,7 +444,7 @@ class Participation:
         cyclic = self.trace is None and self.sampling == "cyclic"
         wait = 1
         if self.trace is not None:
-            wait = least_wait(self.trace)
+            wait = least_wait(self._cohorts)
         elif cyclic:
             wait = self._groups
         if privacy.bands > wait:
@@ -436,7 +460,7 @@ class Participation:
             sampling=self.sampling if self.sampling in DRAWN and not everyone else "all",
             cohort=self.cohort_size,
             population=total,
-            uses=None if self.trace is None else most_uses(self.trace),
+            uses=None if self.trace is None else most_uses(self._cohorts),
             every=self._groups if cyclic else 1,
         )
         return PrivateMean(privacy, accountant, self.draws, rounds)
@@ -467,7 +491,7 @@ class Participation:
                     f"loop.clients_per_round: {self.clients_per_round}; weighted sampling draws "
                     f"clients with samples, and only {able} have some"
                 )
-        for some in (self.dropout, self.stragglers):
+        for some in (self._failing, self._slow):
             some.check(everyone, rounds)
         if self.by_client:
             self.rates(self.population)  # knows all of the names
@@ -476,8 +500,8 @@ class Participation:
         if self.attackers is not None:
             self._check_attackers(everyone, rounds)
         if self.trace is not None:
-            check_rounds("trace", self.trace, everyone, rounds)
-            for number, cohort in enumerate(self.trace, 1):
+            check_rounds("trace", self._cohorts, everyone, rounds)
+            for number, cohort in enumerate(self._cohorts, 1):
                 if len(both := np.intersect1d(cohort, self.unseen_clients)):
                     raise ConfigError(
                         f"loop.trace: round {number} has client {both[0]:.0f}, which loop.unseen "

@@ -161,7 +161,7 @@ def test_impossible_attackers_are_refused(fit, clients, line):
     assert str(error.value).startswith(line)
 
 
-@pytest.mark.parametrize("content", ['{"1": 2}', "null", '["a"]', "[" * 3000, "[0.5]"])
+@pytest.mark.parametrize("content", ['{"1": 2}', "null", "[" * 3000, "[0.5]"])
 def test_a_file_without_attackers_is_refused_in_one_line(fit, tmp_path, content):
     path = tmp_path / "attackers.json"
     path.write_text(content)

@@ -230,7 +230,7 @@ def test_a_trace_must_be_as_long_as_the_run():
     federation.setup("test")  # nothing is trained
 
 
-@pytest.mark.parametrize("cohort", [[10], [-1], [2, 2], [0.5], ["a"], [1.0], [None]], ids=str)
+@pytest.mark.parametrize("cohort", [[10], [-1], [2, 2], [0.5], [1.0], [None]], ids=str)
 def test_impossible_traces_are_refused(cohort):
     with refused("loop.trace", "round 2", str(cohort), "0 to 9"):
         loop(trace=[[0], cohort])

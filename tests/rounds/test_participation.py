@@ -23,8 +23,7 @@ EVERYONE = np.arange(10)
 
 
 def failing(federation, round_index, ids=EVERYONE):
-    who = federation.participation
-    return ids[who.dropout.mask(who.seed, round_index, ids)].tolist()
+    return ids[federation.participation.fails(round_index, ids)].tolist()
 
 
 def slow(federation, round_index, ids=EVERYONE):
@@ -97,6 +96,53 @@ def test_the_command_line_keeps_a_name_of_digits_apart_from_an_id():
     given = {"unseen": ["1", 2, "north"]}
     assert parser.parse_object(given).unseen == given["unseen"]
     assert parser.parse_args(["--unseen", '["1", 2, north]']).unseen == given["unseen"]
+    for what in ("trace", "dropout", "stragglers"):
+        found = parser.parse_args([f"--{what}", '[["1"], [], [2, north]]'])
+        assert found[what] == [["1"], [], [2, "north"]]
+    found = parser.parse_args(["--attackers.attack", "SignFlip", "--attackers.clients", '["1", 2]'])
+    assert found.attackers.clients == ["1", 2]
+    found = parser.parse_args(["--attackers.attack", "SignFlip", "--attackers.clients", '[["1"]]'])
+    assert found.attackers.clients == [["1"]]
+
+
+@pytest.mark.parametrize("source", ["list", "file"])
+def test_rounds_have_names_or_ids(source, tmp_path):
+    """Hospitals north, south and east have the ids 1, 2 and 0."""
+    rounds: list | str = [["north"], [], [0, "south"]]
+    if source == "file":
+        (tmp_path / "rounds.json").write_text('[["north"], [], [0, "south"]]')
+        rounds = str(tmp_path / "rounds.json")
+    found = FederatedLoop(hospitals(), trace=rounds)
+    assert [found.cohort(r).tolist() for r in range(3)] == [[1], [], [0, 2]]
+    three = np.arange(3)
+    found = FederatedLoop(hospitals(), dropout=rounds)
+    assert [failing(found, r, three) for r in range(3)] == [[1], [], [0, 2]]
+    found = FederatedLoop(hospitals(), stragglers=rounds)
+    assert [slow(found, r, three) for r in range(3)] == [[1], [], [0, 2]]
+    attackers = Attackers(clients=rounds, attack=SignFlip())
+    who = FederatedLoop(hospitals(), attackers=attackers).participation
+    assert [three[who.attacking(r, three)].tolist() for r in range(3)] == [[1], [], [0, 2]]
+    attackers = Attackers(clients=["south", 0], attack=SignFlip())
+    found = FederatedLoop(hospitals(), attackers=attackers)
+    assert found.participation.attacker_ids.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("one", "parts"),
+    [
+        (1, ["the id 0", "give names in quotes, as in ['1']"]),
+        ("4", ["'4'; it must be the name of a client"]),
+    ],
+)
+def test_impossible_clients_of_a_round_are_refused(one, parts):
+    """Hospitals 1, 2 and 3 have the ids 0, 1 and 2: the number 1 may be either of two."""
+    for what in ("trace", "dropout", "stragglers"):
+        with refused(f"loop.{what}, round 2: {one!r}; ", *parts):
+            FederatedLoop(hospitals("123"), **{what: [[], [one]]}).setup()
+    for clients, where in (([one], ""), ([[], [one]], ", round 2")):
+        attackers = Attackers(clients=clients, attack=SignFlip())
+        with refused(f"loop.attackers.clients{where}: {one!r}; ", *parts):
+            FederatedLoop(hospitals("123"), attackers=attackers).setup()
 
 
 def hospitals(names=("north", "south", "east")):
@@ -212,7 +258,7 @@ def test_failing_and_being_slow_are_independent_and_as_frequent_as_they_say():
     and 0.18 both."""
     federation, rounds = loop(dropout=0.3, stragglers=0.6), 4000
     who = federation.participation
-    fails = np.array([who.dropout.mask(0, r, EVERYONE) for r in range(rounds)])
+    fails = np.array([who.fails(r, EVERYONE) for r in range(rounds)])
     late = np.array([who.work(r, EVERYONE) < 1 for r in range(rounds)])
     for counts, p in ((fails, 0.3), (late, 0.6), (fails & late, 0.18)):
         bound = 6 * sqrt(rounds * p * (1 - p))

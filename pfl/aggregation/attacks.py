@@ -251,10 +251,10 @@ class Attackers:
     Only the other clients are scored.
 
     Args:
-        clients: A share of the clients that train, drawn once; a list of client ids or names; such a
-            list for each round; or the path of a JSON file with one of the lists.
+        clients: A share of the clients that train, drawn once; a list of client ids or names; such
+            a list for each round; or the path of a JSON file with one of the lists.
         attack: What the attackers do.
     """
 
-    clients: float | list[str | int] | list[list[str | int]] | str
+    clients: float | str | Sequence[str | int] | Sequence[Sequence[str | int]]
     attack: Attack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def is_list(value: object) -> bool:
     return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
 
 
-def check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> None:
+def check_ids(key: str, ids: Sequence[Any], total: int, where: str = "") -> None:
     """Refuses a list that does not hold different client ids; `where` names it within the key."""
     whole = all(is_whole(client) for client in ids)
     known = whole and all(0 <= client < total for client in ids)
@@ -102,7 +102,7 @@ def check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> None
         )
 
 
-def check_rounds(name: str, trace: Ids, total: int, rounds: int | None) -> None:
+def check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> None:
     """Refuses a trace that is shorter than the run, or has something else than client ids.
 
     A run without an end is longer than any trace.

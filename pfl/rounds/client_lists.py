@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import is_number, is_whole, require_value
 from pfl.datamodules.randomness import fold
 from pfl.errors import ConfigError
@@ -21,10 +24,61 @@ Rounds: TypeAlias = Sequence[Sequence[int | str]]
 """A list of clients for each round, by their ids or names."""
 Ids: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
-IdOf: TypeAlias = Callable[[int | str, str], int]
-"""The id of a client that an argument gives by its id or name, by (client, argument)."""
 ByClient: TypeAlias = Mapping[str, Mapping[str, float]]
 """Factors on the local steps ("work") and the learning rate ("rate") of clients, by their names."""
+
+
+class KnownClients:
+    """The clients of the data, which arguments of the loop give by their ids or names.
+
+    Args:
+        datamodule: The data.
+    """
+
+    def __init__(self, datamodule: FederatedDataModule) -> None:
+        self.datamodule = datamodule
+
+    @cached_property
+    def _ids_by_name(self) -> dict[str, int]:
+        """The ids of all clients by their names, or by their numbers where they have no names."""
+        return {name: number for number, name in enumerate(self.datamodule.names_or_numbers)}
+
+    def id_of(self, client: str | int, argument: str) -> int:
+        """Returns the id of a client that an argument gives by its name or its id.
+
+        Raises:
+            ConfigError: No client has this name, or the id is also the name of another client, as
+                where names count from 1.
+        """
+        known = self._ids_by_name
+        if not isinstance(client, str):
+            named = known.get(str(client), client)
+            if named != client:
+                raise ConfigError(
+                    f"{argument}: {client}; the client of this name has the id {named}; give names "
+                    f"in quotes, as in ['{client}']"
+                )
+            return client
+        if client in known:
+            return known[client]
+        kind = "the name of a client"
+        if self.datamodule.client_names is None:
+            kind = f"a client's number from 0 to {len(known) - 1}"
+        hint = ""
+        if close := get_close_matches(client, known, n=1):
+            hint = f"; did you mean {close[0]!r}?"
+        raise ConfigError(f"{argument}: {client!r}; it must be {kind}{hint}")
+
+    def ids_of(self, clients: Sequence[str | int], argument: str) -> list[int]:
+        """Returns the ids of a list of clients."""
+        return [self.id_of(client, argument) for client in clients]
+
+    def ids_by_round(self, name: str, rounds: Rounds) -> Ids:
+        """Returns the ids of the clients that `loop.<name>` gives for each round."""
+        return [
+            self.ids_of(clients, f"loop.{name}, round {number}")
+            for number, clients in enumerate(rounds, 1)
+        ]
 
 
 @dataclass(frozen=True)
@@ -56,11 +110,11 @@ class Affected:
     def __bool__(self) -> bool:
         return bool(self.rule if isinstance(self.rule, float) else any(map(len, self.rule)))
 
-    def by_ids(self, id_of: IdOf) -> Affected:
+    def by_ids(self, known: KnownClients) -> Affected:
         """Returns the same clients, of which all that are given have ids in place of names."""
         if isinstance(self.rule, float):
             return self
-        return replace(self, rule=rounds_by_ids(self.name, self.rule, id_of))
+        return replace(self, rule=known.ids_by_round(self.name, self.rule))
 
     def mask(self, seed: int, round_index: int, ids: np.ndarray) -> np.ndarray:
         """Returns which of the clients `ids` belong to them in a round, bool [C].
@@ -124,15 +178,6 @@ def read_rounds(name: str, trace: str | Rounds) -> Rounds:
     rounds = read_value(f"loop.{name}", trace) if isinstance(trace, str) else trace
     if not (is_list(rounds) and all(map(is_list, rounds))):
         raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids or names")
-    return rounds
-
-
-def rounds_by_ids(name: str, trace: Rounds, id_of: IdOf) -> Ids:
-    """Returns a trace of which all clients have ids in place of names."""
-    rounds = []
-    for number, clients in enumerate(trace, 1):
-        argument = f"loop.{name}, round {number}"
-        rounds.append([id_of(client, argument) for client in clients])
     return rounds
 
 

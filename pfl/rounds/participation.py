@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -28,6 +27,7 @@ from pfl.rounds.client_lists import (
     Affected,
     ByClient,
     Ids,
+    KnownClients,
     Rounds,
     check_ids,
     check_rounds,
@@ -35,7 +35,6 @@ from pfl.rounds.client_lists import (
     read_by_client,
     read_rounds,
     read_unseen,
-    rounds_by_ids,
 )
 from pfl.rounds.clock import Clock
 
@@ -93,6 +92,7 @@ class Participation:
         self.aggregation = aggregation
         self.attackers = attackers
         self.datamodule = datamodule
+        self._known = KnownClients(datamodule)
         self.seed = seed
         self.draws: DrawKey = Seeded(seed)
         self.clients_per_round = clients_per_round
@@ -127,54 +127,23 @@ class Participation:
     def _unseen_ids(self) -> list[int]:
         """The list in `unseen` as ids, in its order; names become ids."""
         assert isinstance(self.unseen, Sequence)
-        return [self._id_of(one, "loop.unseen") for one in self.unseen]
-
-    @cached_property
-    def _ids_by_name(self) -> dict[str, int]:
-        """The ids of all clients by their names, or by their numbers where they have no names."""
-        return {name: number for number, name in enumerate(self.datamodule.names_or_numbers)}
-
-    def _id_of(self, client: str | int, argument: str) -> int:
-        """Returns the id of a client that an argument gives by its name or its id.
-
-        Raises:
-            ConfigError: No client has this name, or the id is also the name of another client, as
-                where names count from 1.
-        """
-        known = self._ids_by_name
-        if not isinstance(client, str):
-            named = known.get(str(client), client)
-            if named != client:
-                raise ConfigError(
-                    f"{argument}: {client}; the client of this name has the id {named}; give names "
-                    f"in quotes, as in ['{client}']"
-                )
-            return client
-        if client in known:
-            return known[client]
-        kind = "the name of a client"
-        if self.datamodule.client_names is None:
-            kind = f"a client's number from 0 to {len(known) - 1}"
-        hint = ""
-        if close := get_close_matches(client, known, n=1):
-            hint = f"; did you mean {close[0]!r}?"
-        raise ConfigError(f"{argument}: {client!r}; it must be {kind}{hint}")
+        return self._known.ids_of(self.unseen, "loop.unseen")
 
     @cached_property
     def _cohorts(self) -> Ids:
         """The cohorts of `trace` by ids."""
         assert self.trace is not None
-        return rounds_by_ids("trace", self.trace, self._id_of)
+        return self._known.ids_by_round("trace", self.trace)
 
     @cached_property
     def _failing(self) -> Affected:
         """The clients of `dropout` by ids."""
-        return self.dropout.by_ids(self._id_of)
+        return self.dropout.by_ids(self._known)
 
     @cached_property
     def _slow(self) -> Affected:
         """The clients of `stragglers` by ids."""
-        return self.stragglers.by_ids(self._id_of)
+        return self.stragglers.by_ids(self._known)
 
     @cached_property
     def population(self) -> np.ndarray:
@@ -265,7 +234,7 @@ class Participation:
         total = self.datamodule.num_clients
         factors = {key: np.ones(total) for key in BY_CLIENT}
         for name, given in (self.by_client or {}).items():
-            client = self._id_of(name, "loop.by_client")
+            client = self._known.id_of(name, "loop.by_client")
             for what, value in given.items():
                 factors[what][client] = value
         return factors
@@ -403,14 +372,14 @@ class Participation:
         if isinstance(given, str):
             ids = read_value("loop.attackers.clients", given)
         if is_list(ids) and len(ids) and all(map(is_list, ids)):
-            return rounds_by_ids("attackers.clients", ids, self._id_of)
+            return self._known.ids_by_round("attackers.clients", ids)
         if not is_list(ids) or not all(is_whole(one) or isinstance(one, str) for one in ids):
             raise ConfigError(
                 f"loop.attackers.clients: {given} must hold a list of client ids or names, or one "
                 f"for each round"
             )
-        found = [self._id_of(one, "loop.attackers.clients") for one in ids]
-        return np.sort(np.asarray(found, np.int64))
+        ids = self._known.ids_of(ids, "loop.attackers.clients")
+        return np.sort(np.asarray(ids, np.int64))
 
     @cached_property
     def attacker_ids(self) -> np.ndarray:

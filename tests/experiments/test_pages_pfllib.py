@@ -70,10 +70,20 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     assert text.format(last["clients alone"] - max(own["FedRoD"].values()), apart, ahead) in page
     for run in ("FedAMP", "FedBABU", "FedDistill", "FedProto"):
         assert f"{run} {pfllib.PRINTED[run] - last[run]:.2f} below" in page
-    for run in ("Ditto", "APFL"):
+    for run in ("Ditto", "APFL", "FedALA", "GPFL"):
         assert f"{run} {pfllib.PRINTED[run] - max(own[run].values()):.2f} below." in page
     behind = last["clients alone"] - last["Ditto"]
     assert f"Ditto is {behind:.2f} points behind clients alone." in page
+    behind = last["clients alone"] - last["FedALA"]
+    assert f"FedALA is {behind:.2f} points behind clients alone." in page
+    below = {
+        run: pfllib.PRINTED[run] - max(own[run].values())
+        for run in ("Per-FedAvg", "pFedMe", "GPFL")
+    }
+    text = "are {Per-FedAvg:.2f} and {pFedMe:.2f} points below the print. GPFL is {GPFL:.2f} below"
+    assert text.format(**below) in page
+    drop = max(own["GPFL"].values()) - last["GPFL"]
+    assert f"its last round is {drop:.2f} points below its best one" in page
     apart = max(abs(own["APFL"][k] - own["clients alone"][k]) for k in own["APFL"])
     assert apart < 0.04 and "all ten evaluations are within 0.04 points" in page
     here = {run: score - last["clients alone"] for run, score in last.items()}

@@ -145,6 +145,16 @@ def test_impossible_clients_of_a_round_are_refused(one, parts):
             FederatedLoop(hospitals("123"), attackers=attackers).setup()
 
 
+def test_a_word_that_is_no_name_is_refused(tmp_path):
+    line = "'a'; it must be the name of a client"
+    with refused(f"loop.trace, round 2: {line}"):
+        loop(trace=[[0], ["a"]])
+    (tmp_path / "attackers.json").write_text('["a"]')
+    attackers = Attackers(clients=str(tmp_path / "attackers.json"), attack=SignFlip())
+    with refused(f"loop.attackers.clients: {line}"):
+        loop(attackers=attackers)
+
+
 def hospitals(names=("north", "south", "east")):
     """Three clients with names."""
     return ArrayDataModule(

@@ -194,6 +194,18 @@ class FederatedAlgorithm(Method):
         """Belongs to a Trainer that neither fits nor tests, such as that of an export."""
         self.trainer = trainer
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the run, with its Trainer and its samples, of a method that is copied.
+
+        The copy has the models, the states, and the numbers of the last round.
+        """
+        state = super().__getstate__()
+        for name in ("run", "transport", "context"):
+            state.pop(name, None)
+        state["_passing"] = []
+        state["_pass"] = None
+        return state
+
     def take_secret(self, secret: Secret) -> None:
         """Draws noise and private cohorts from a key, such as that of a checkpoint."""
         self.run.loop.take_secret(secret)

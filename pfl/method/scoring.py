@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +64,10 @@ class Evaluation:
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._used: dict[tuple[str, str], ClientScores] = {}
         self.begin(lambda clients: None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Has the scores alone: a method that is copied leaves out its run."""
+        return {"scores": self.scores}
 
     def begin(self, receive: Callable[[Clients], None]) -> None:
         """Starts a pass; `scores` keeps the previous scores until the pass is finished.

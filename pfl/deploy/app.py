@@ -453,7 +453,8 @@ def _read_options(path: Path) -> dict[str, Any]:
     if path.is_file():
         given = read(path)
     if not isinstance(given, dict):
-        raise ConfigError(f"node: --config: {path} is not a YAML file with keys: {', '.join(NODE)}")
+        keys = ", ".join(NODE)
+        raise ConfigError(f"{path}: it must be a party's file, a YAML file with keys: {keys}")
     check_keys(str(path), given, NODE)
     defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
     given = {**defaults, "accelerator": "auto", **given}

@@ -7,7 +7,7 @@ import math
 from pfl.datamodules import errors
 from pfl.datamodules.errors import ConfigError
 
-__all__ = ["ConfigError", "Diverged", "printable", "require"]
+__all__ = ["ConfigError", "Diverged", "in_list", "printable", "require"]
 
 
 class Diverged(ConfigError):
@@ -32,6 +32,18 @@ def require(name: str, value: object, holds: bool, expected: str) -> None:
         holds = False
         expected = expected.removesuffix(" and finite") + " and finite"
     errors.require_value(f"model.{name}", value, holds, expected)
+
+
+def in_list(name: str) -> str:
+    """Returns a name, in quotes where a comma would make it look like two.
+
+    Example:
+        >>> print(", ".join(map(in_list, ["St. Mary, north", "coast"])))
+        'St. Mary, north', coast
+    """
+    if "," in name:
+        return repr(name)
+    return name
 
 
 def printable(line: str) -> str:

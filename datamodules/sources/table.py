@@ -125,13 +125,13 @@ class TableDataModule(FederatedDataModule):
             require_value(f"TableDataModule.{key}", value, holds, expected)
         self.category_columns = category_columns
         self.levels: dict[str, list[str]] = {}
-        self._given_levels = {}
+        self.given_levels: dict[str, list[str]] = {}
         for name, names in (levels or {}).items():
             texts = [str(one) for one in names]
             holds = 0 < len(texts) == len({*texts})
             key = f"TableDataModule.levels: the levels of {name!r}"
             require_value(key, names, holds, "a list of different names")
-            self._given_levels[name] = texts
+            self.given_levels[name] = texts
         self.window = as_int(window)
         self.horizon = int(horizon)
         self.order_column = order_column
@@ -231,7 +231,7 @@ class TableDataModule(FederatedDataModule):
         levels = {n: names for n, names in other.levels.items() if n in self.feature_columns}
         if self.category_columns is None and levels:
             self.category_columns = list(levels)
-        self._given_levels = {**levels, **self._given_levels}
+        self.given_levels = {**levels, **self.given_levels}
         if other.class_names is not None and self.given_classes is None:
             self.given_classes = list(other.class_names)
         if self.target_kind is None:
@@ -311,7 +311,7 @@ class TableDataModule(FederatedDataModule):
     def _inputs(self, tables: Sequence[Table], features: Sequence[str]) -> Inputs:
         """Returns the inputs of all rows, and notes their names, levels and changes."""
         reader = InputReader(
-            self._reader, self.categories, self.category_columns, self._given_levels
+            self._reader, self.categories, self.category_columns, self.given_levels
         )
         inputs = reader.read(tables, features)
         self.levels = reader.levels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -23,6 +24,7 @@ from pfl.datamodules.errors import optional_module
 from pfl.errors import ConfigError, printable
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
+UNREAD = 141  # exit status: 128 plus the number of SIGPIPE, which ends other programs then
 RUNS = {  # commands of LightningCLI, whose options take seconds to collect
     "fit": "train a method on clients' data, round by round",
     "validate": "evaluate a checkpoint on validation and test data",
@@ -59,7 +61,44 @@ def main(args: list[str] | None = None) -> int:
 
     It is 2 for a mistake of the user, told in one line, 1 for a lost process, and 128 plus its
     number for a signal. `--traceback`, or `PFL_TRACEBACK=1`, shows the traceback of every error.
+    A command whose reader has gone, as in `pfl data FILE | head -1`, ends without a word.
     """
+    try:
+        try:
+            status = _command(args)
+        except SystemExit:  # after the text of --help
+            _flush()
+            raise
+        _flush()
+    except BrokenPipeError:
+        if not _lost_its_reader():  # the pipe is another one
+            raise
+        return UNREAD
+    return status
+
+
+def _flush() -> None:
+    """Writes what was printed; at the interpreter's end nobody can catch the error."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _lost_its_reader() -> bool:
+    """Returns whether nobody reads what this process prints, and then has it go nowhere."""
+    lost = False
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or not hasattr(select, "poll"):  # Windows
+            continue
+        poll = select.poll()
+        poll.register(stream, 0)
+        if poll.poll(0):  # an error or a hang-up, which are told in any case
+            lost = True
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+    return lost
+
+
+def _command(args: list[str] | None) -> int:
     if args is None:
         args = sys.argv[1:]
         # The command `pfl` starts without this folder.
@@ -163,6 +202,8 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool, learns: b
         return 1
     except WorkerLost as error:
         return _refuse([str(error)], 1)
+    except BrokenPipeError:  # perhaps of what was printed
+        raise
     except (Exception, SystemExit) as error:
         if learns and Parser.shown:
             light.keep_help(args, Parser.shown)

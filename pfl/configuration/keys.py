@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
+from pfl.errors import in_list
+
 _FEW = 30  # names that a line has room for
 _ALIKE = 3  # names that have a word in common
 
@@ -33,7 +35,7 @@ def closest(name: str, known: Sequence[str]) -> str:
         best = max(close, key=likeness)
         return f"; did you mean {best!r}?"
     if 0 < len(known) <= _FEW:
-        return f"; known are {', '.join(known)}"
+        return f"; known are {', '.join(map(in_list, known))}"
     return ""
 
 

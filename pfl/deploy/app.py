@@ -332,7 +332,8 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     def build(classes: int | None) -> Party:
         cli = _read_run(path, app, given.get("data"))
         names = shared.get("class_names")
-        data = OwnSamples(cli.data, client, shared["num_clients"], shared["seed"], names)
+        levels = shared.get("levels") or ()
+        data = OwnSamples(cli.data, client, shared["num_clients"], shared["seed"], names, levels)
         data.setup()
         data.classes = classes
         # Whom weighted sampling draws depends on the sizes of all parties, and is the server's.
@@ -452,7 +453,8 @@ def _read_options(path: Path) -> dict[str, Any]:
     if path.is_file():
         given = read(path)
     if not isinstance(given, dict):
-        raise ConfigError(f"node: --config: {path} is not a YAML file with keys: {', '.join(NODE)}")
+        keys = ", ".join(NODE)
+        raise ConfigError(f"{path}: it must be a party's file, a YAML file with keys: {keys}")
     check_keys(str(path), given, NODE)
     defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
     given = {**defaults, "accelerator": "auto", **given}

@@ -18,23 +18,32 @@ from pfl.datamodules.samples.loaded import Loaded
 from pfl.datamodules.samples.samples import TensorSamples
 from pfl.errors import ConfigError
 
-NAMES = ("class_names", "feature_names", "transforms")
+NAMES = ("class_names", "feature_names", "levels", "transforms")
 """The facts about samples that give numbers their meaning: they are the same at all parties."""
 SAME = ("input", "target", *NAMES)
 """All facts about samples that are the same at all parties."""
 
 
-def told_names(data: FederatedDataModule) -> dict[str, list[str] | None]:
+def told_names(data: FederatedDataModule) -> dict[str, list[Any] | None]:
     """Returns the names of classes and of columns, and the transforms with their numbers as text.
+
+    `levels` has a list for each column of categories: its name, and then its levels in order.
 
     Args:
         data: A data module that is set up.
     """
+    table = data
+    if isinstance(data, OwnSamples):
+        table = data.own
+    levels = []
+    if isinstance(table, TableDataModule):
+        levels = [[column, *names] for column, names in table.levels.items()]
     # A module may have the address of an object in its text, which differs by process.
     changes = [re.sub(" at 0x[0-9a-f]+", "", repr(one)) for one in data.transforms.transforms]
     return {
         "class_names": data.class_names,
         "feature_names": data.feature_names,
+        "levels": levels,
         "transforms": changes,
     }
 
@@ -106,6 +115,8 @@ class OwnSamples(FederatedDataModule):
         seed: The seed of the run.
         class_names: The names of the run's classes, in order. A table whose own data module has
             no list of classes takes this one, since a party's file may lack a class.
+        levels: The levels of the run's categories, as `told_names` returns them. A table with
+            categories takes those that it has not been given, since a file may lack a level.
     """
 
     def __init__(
@@ -115,6 +126,7 @@ class OwnSamples(FederatedDataModule):
         num_clients: int,
         seed: int,
         class_names: Sequence[str] | None = None,
+        levels: Sequence[Sequence[str]] = (),
     ) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
         require_value("client", client, 0 <= client < num_clients, f"from 0 to {num_clients - 1}")
@@ -123,6 +135,10 @@ class OwnSamples(FederatedDataModule):
         self.classes: int | None = None
         if isinstance(own, TableDataModule) and own.given_classes is None and class_names:
             own.given_classes = list(class_names)
+        if isinstance(own, TableDataModule) and own.categories is not None:
+            for column, *names in levels:
+                if own.feature_columns is None or column in own.feature_columns:
+                    own.given_levels.setdefault(column, names)
 
     def load(self) -> Loaded:
         return self.own.load()
@@ -209,6 +225,7 @@ class RemoteData(FederatedDataModule):
         class_names: The names of the classes, in order, that all parties must have; None: those of
             the party that comes first.
         feature_names: The names of the inputs' columns, likewise.
+        levels: By column of categories its name and its levels, likewise.
         transforms: The transforms with their numbers, as texts, likewise.
         input: The type and the shape of an input after the transforms, likewise.
         target: The type and the shape of a target, likewise.
@@ -223,6 +240,7 @@ class RemoteData(FederatedDataModule):
         seed: int | None = None,
         class_names: list[str] | None = None,
         feature_names: list[str] | None = None,
+        levels: list[list[str]] | None = None,
         transforms: list[str] | None = None,
         input: list[Any] | None = None,  # noqa: A002 - as the fact is called
         target: list[Any] | None = None,
@@ -231,6 +249,7 @@ class RemoteData(FederatedDataModule):
         super().__init__(num_clients=num_clients, seed=seed)
         self._class_names = class_names
         self.feature_names = feature_names
+        self.levels = levels
         self.transform_texts = transforms
         self._meet: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.classes = classes
@@ -257,6 +276,8 @@ class RemoteData(FederatedDataModule):
             self._class_names = first.get("class_names")
         if self.feature_names is None:
             self.feature_names = first.get("feature_names")
+        if self.levels is None:
+            self.levels = first.get("levels")
         kind, shape = first["input"]
         target_kind, target_shape = first["target"]
         inputs = torch.zeros((), dtype=getattr(torch, kind)).expand(1, *shape)

@@ -15,6 +15,7 @@ What a party tells the server:
 | | `hides` | true or false |
 | | `input`, `target` | a type and the lengths of a sample, of at most 2^28 values |
 | | `class_names`, `feature_names`, `transforms` | up to 2^20 texts of 2^16 letters, or null |
+| | `levels` | up to 2^20 lists of such texts |
 | | `versions` | up to 16 names with texts of up to 60 letters, or nothing |
 | | `overview` | `classes` and `missing`: up to 2^20 numbers of samples; `ranges`: as many pairs |
 | | | of numbers from -1e30 to 1e30; each of them null if it is not told |
@@ -72,7 +73,7 @@ from pfl.method.log import Log
 from pfl.scores.names import SPLITS
 from pfl.stages.stage import Messages, Stage
 
-PROTOCOL = 2  # changes with what must be in a message
+PROTOCOL = 3  # changes with what must be in a message
 SAMPLES = (1 << 31) - 1
 CLASSES = 1 << 20
 VALUES = 1 << 28  # of one sample
@@ -150,9 +151,12 @@ def read_facts(answer: dict[str, Any], count: int) -> dict[str, Any]:
         if facts[key] is None:
             continue
         _within(f"the number of {key}", len(part(answer, list, key)), 0, NAMES)
-        for place in range(len(facts[key])):
-            name = part(answer, str, key, place)
-            _within(f"the letters of {key}", len(name), 0, LETTERS)
+        _check_texts(answer, key)
+    facts["levels"] = part(answer, list, "levels")
+    _within("the number of levels", len(facts["levels"]), 0, NAMES)
+    for place in range(len(facts["levels"])):
+        _within("the number of levels", len(part(answer, list, "levels", place)), 1, NAMES)
+        _check_texts(answer, "levels", place)
     names = facts["class_names"]
     if names and facts["classes"] is not None:
         _within("classes", facts["classes"], 1, len(names))
@@ -160,6 +164,13 @@ def read_facts(answer: dict[str, Any], count: int) -> dict[str, Any]:
     facts["overview"] = _read_overview(answer)
     facts["noise"] = "noise" in answer and part(answer, bool, "noise")
     return facts
+
+
+def _check_texts(answer: dict[str, Any], *path: Any) -> None:
+    """Refuses a list in an answer whose parts are not texts, or are too long."""
+    for place in range(len(part(answer, list, *path))):
+        name = part(answer, str, *path, place)
+        _within(f"the letters of {path[0]}", len(name), 0, LETTERS)
 
 
 def _read_versions(told: dict[str, Any]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pfl import files
 from pfl.datamodules import FederatedDataModule, TableDataModule
 from pfl.datamodules.sources.table_files import Table
-from pfl.errors import ConfigError
+from pfl.errors import ConfigError, in_list
 from pfl.export.party import PartyRun
 from pfl.export.run import POOL, RestoredRun
 from pfl.method.algorithm import FederatedAlgorithm
@@ -206,7 +206,7 @@ def _clients_of_rows(
         if cell not in known:
             raise ConfigError(
                 f"predict: --rows: the client {cell!r} of row {row} was not in the run; give "
-                f"{otherwise}--client with one of {', '.join(names[:SHOWN])}"
+                f"{otherwise}--client with one of {', '.join(map(in_list, names[:SHOWN]))}"
             )
     return np.array([known[cell] for cell in cells])
 

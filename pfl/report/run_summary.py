@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfl.errors import printable
+from pfl.errors import in_list, printable
 from pfl.report.table import Cell, Column, Table, text
 from pfl.scores.names import ScoreName, candidates, models_of, numbers_of
 
@@ -30,8 +30,8 @@ def summary_table(summary: dict[str, Any]) -> str:
             f"{summary['equal']:.0%} are equal, {summary['lost']:.0%} lost"
         )
     scores = summary.get("lowest_clients", {})
-    lowest = [f"{_in_list(name)} {score:.4f}" for name, score in scores.items()]
-    lost = [_in_list(name) for name in summary.get("lost_clients", [])]
+    lowest = [f"{in_list(name)} {score:.4f}" for name, score in scores.items()]
+    lost = [in_list(name) for name in summary.get("lost_clients", [])]
     for word, names in (("lowest", lowest), ("lost", lost)):
         if names:
             if len(names) > 5:
@@ -59,13 +59,6 @@ def summary_table(summary: dict[str, Any]) -> str:
         lines.append(f"  left out: {words}")
     lines.append(f"  everything else: {summary['folder']}")
     return "\n".join(map(printable, lines))
-
-
-def _in_list(name: str) -> str:
-    """Returns a client's name, in quotes where a comma would make it look like two."""
-    if "," in name:
-        return repr(name)
-    return name
 
 
 def best_words(best: dict[str, Any] | None, select_by: str | None = None) -> str:

@@ -8,7 +8,7 @@ from pfl import __version__
 from pfl.cli import main
 from pfl.cli.main import RUNS
 from pfl.cli.options import COMMANDS
-from tests.commands import call, finish
+from tests.commands import call, finish, python
 
 pytestmark = pytest.mark.cli
 ALL = [*RUNS, *COMMANDS]
@@ -53,6 +53,27 @@ def test_an_answer_imports_nothing_that_takes_long(words, tmp_path):
     names = finish("-c", code, cwd=tmp_path, fresh=True).splitlines()[-1]
     heavy = ("torch", "lightning", "jsonargparse", "scipy", "matplotlib")
     assert not [name for name in heavy if f"'{name}'" in names]
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("words", [["data", "a.csv"], ["import", "pfllib", "main.py -algo Ditto"]])
+def test_a_command_whose_reader_has_gone_ends_without_a_word(tmp_path, words, buffered):
+    """Python writes what was printed at once or at the end; 13 is SIGPIPE."""
+    (tmp_path / "a.csv").write_text("age\n1\n")
+    code = "import os, sys\nfrom pfl.cli import main\nend, start = os.pipe()\nos.close(end)\n"
+    code += f"os.dup2(start, 1)\nsys.stdout.reconfigure(write_through={not buffered})\n"
+    code += f"sys.exit(main({words}))"
+    done = python("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (128 + 13, "")
+
+
+def test_another_pipe_that_breaks_is_an_error(monkeypatch):
+    def broken(folders):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("pfl.cli.cite.cited", broken)
+    with pytest.raises(BrokenPipeError):
+        main(["cite", "run"])
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,14 @@ RUN = {
 }
 
 
-def deployed(tmp_path, *words):
+def deployed(tmp_path, *words, head="age,pressure,outcome", all_rows=ROWS):
     """An app for the three hospitals in the current folder, which also has a folder for each."""
-    lines = ["age,pressure,outcome,hospital"]
-    for hospital, rows in ROWS.items():
+    lines = [f"{head},hospital"]
+    for hospital, rows in all_rows.items():
         lines += [f"{row},{hospital}" for row in rows]
         folder = tmp_path / hospital
         folder.mkdir()
-        (folder / "own.csv").write_text("\n".join(["age,pressure,outcome", *rows, ""]))
+        (folder / "own.csv").write_text("\n".join([head, *rows, ""]))
     (tmp_path / "all.csv").write_text("\n".join([*lines, ""]))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
     status, _, error = call("deploy", "--config", "run.yaml", *words, "--out", "app")

@@ -216,6 +216,8 @@ WRONG_FACTS = [
     ("input", ["object", [3]], "is no type and shape of a sample"),
     ("target", ["float64"], "the answer lacks 1"),
     ("class_names", [5], "0 is not a str"),
+    ("levels", None, "'levels' is not a list"),
+    ("levels", [["ward", 5]], "1 is not a str"),
     ("client", 4, "client 4; it must be from 0 to 3"),
     ("client", True, "'client' is not a int"),
 ]

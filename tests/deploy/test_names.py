@@ -106,6 +106,50 @@ def test_a_party_is_checked_without_a_server(app):
     assert "feature_names: party 0 has ['pressure', 'age'], and the run has" in error
 
 
+WARDS = {
+    "a": ["40,A,home", "60,B,moved"],
+    "b": ["55,A,moved", "45,C,home"],
+    "c": ["70,C,home", "80,B,moved"],
+}
+"""The ages, wards and outcomes of three hospitals, of which none has all wards."""
+
+
+@pytest.mark.parametrize(("categories", "columns"), [("codes", 2), ("one-hot", 4)])
+def test_a_level_has_one_number_at_all_parties(tmp_path, monkeypatch, categories, columns):
+    """A is 0, B 1 and C 2, also where a file lacks some of them."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--data.categories", categories, "--data.transforms", "[]"]
+    words += ["--model.network.in_features", columns]
+    words += ["--model.network.num_classes", 2]
+    app = deployed(tmp_path, *words, head="age,ward,outcome", all_rows=WARDS)
+    own = {"categories": categories, "transforms": []}
+    for client, rows in enumerate(WARDS.values()):
+        worker, _ = read_node(party(app, client, **own))
+        assert worker.facts["levels"] == [["ward", "A", "B", "C"]]
+        inputs = worker.build(None).loop.datamodule.samples.gather(torch.arange(2))[0]
+        wards = ["ABC".index(row.split(",")[1]) for row in rows]
+        if categories == "codes":
+            assert inputs[:, 1].tolist() == wards
+        else:
+            assert inputs[:, 1:].tolist() == torch.eye(3)[wards].tolist()
+    file = app.parent / "a" / "own.csv"
+    file.write_text(file.read_text() + "50,D,home\n")
+    with refused("the column 'ward' holds 'D'; it must be one of its levels, which are A, B, C"):
+        read_node(party(app, 0, **own))
+
+
+def test_codes_of_another_order_are_refused(tmp_path, monkeypatch):
+    """The names of the inputs are the same."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--data.categories", "codes", "--data.transforms", "[]"]
+    words += ["--model.network.num_classes", 2]
+    app = deployed(tmp_path, *words, head="age,ward,outcome", all_rows=WARDS)
+    own = {"categories": "codes", "transforms": [], "levels": {"ward": ["B", "A", "C"]}}
+    line = "levels: party 0 has [['ward', 'B', 'A', 'C']], and the run has [['ward', 'A', 'B', 'C'"
+    with refused(line):
+        read_node(party(app, 0, **own))
+
+
 def test_a_class_that_the_run_does_not_have_is_named(app):
     own = app.parent / "c" / "own.csv"
     own.write_text(own.read_text() + "60,100,died\n")
@@ -118,6 +162,7 @@ def test_a_class_that_the_run_does_not_have_is_named(app):
     [
         ("class_names", ["moved", "home", "readmitted"]),
         ("feature_names", ["pressure", "age"]),
+        ("levels", [["age", "40", "60"]]),
         ("transforms", []),
     ],
 )

@@ -97,6 +97,8 @@ def test_what_a_party_cannot_predict_is_one_line(tmp_path, monkeypatch):
     file = party(app, 0)
     line = "predict: --party: party 0 has no model in"
     assert line in refusal("predict", "--party", file, *rows)
+    line = "error: no.yaml: it must be a party's file, a YAML file with keys: app, client, data"
+    assert line in refusal("predict", "--party", "no.yaml", *rows)
     line = "predict: --client and --party: give one of them"
     assert line in refusal("predict", "--party", file, *rows, "--client", "a")
     line = "evaluate: --split: train; with --party it must be val or test"

@@ -379,3 +379,25 @@ def test_rows_name_no_client_of_a_rule_that_deals_samples_out(tmp_path, capsys):
     with pytest.warns(UserWarning, match="'ward' is not used by IID"):
         assert main([*words, "--out", str(tmp_path / "out.csv")]) != 0
     assert "LocalTrain has a model for each client; give --client" in capsys.readouterr().err
+
+
+def test_a_name_with_a_comma_is_one_of_a_list(tmp_path, capsys):
+    rows = [f'"{place}",{k},{k % 2}' for place in ("St. Mary, north", "coast") for k in range(10)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["place,age,out", *rows]) + "\n")
+    data = {"file": str(path), "target_column": "out", "client_column": "place"}
+    network = {"class_path": "LogisticRegression", "init_args": {"in_features": 1}}
+    network["init_args"]["num_classes"] = 2
+    content = {
+        "trainer": {"name": "run", "max_epochs": 1, "default_root_dir": str(tmp_path)},
+        "model": {"class_path": "LocalTrain", "init_args": {"network": network}},
+        "data": {"class_path": "TableDataModule", "init_args": data},
+    }
+    content["trainer"]["enable_progress_bar"] = False
+    assert main(["fit", "--config", str(write(tmp_path / "run.yaml", content))]) == 0
+    new = tmp_path / "new.csv"
+    new.write_text("place,age\nzzz,1\n")
+    capsys.readouterr()
+    for words, begin in ((["--client", "zzz"], "known are"), ([], "--client with one of")):
+        assert main(["predict", str(tmp_path / "run"), "--rows", str(new), *words]) == 2
+        assert f"{begin} 'St. Mary, north', coast\n" in capsys.readouterr().err

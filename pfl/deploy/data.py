@@ -24,10 +24,8 @@ SAME = ("input", "target", *NAMES)
 """All facts about samples that are the same at all parties."""
 
 
-def told_names(data: FederatedDataModule) -> dict[str, list[Any] | None]:
-    """Returns the names of classes and of columns, and the transforms with their numbers as text.
-
-    `levels` has a list for each column of categories: its name, and then its levels in order.
+def told_names(data: FederatedDataModule) -> dict[str, Any]:
+    """Returns the names of classes and columns, levels by column, and transforms as text.
 
     Args:
         data: A data module that is set up.
@@ -35,9 +33,9 @@ def told_names(data: FederatedDataModule) -> dict[str, list[Any] | None]:
     table = data
     if isinstance(data, OwnSamples):
         table = data.own
-    levels = []
+    levels = {}
     if isinstance(table, TableDataModule):
-        levels = [[column, *names] for column, names in table.levels.items()]
+        levels = table.levels
     # A module may have the address of an object in its text, which differs by process.
     changes = [re.sub(" at 0x[0-9a-f]+", "", repr(one)) for one in data.transforms.transforms]
     return {
@@ -115,8 +113,8 @@ class OwnSamples(FederatedDataModule):
         seed: The seed of the run.
         class_names: The names of the run's classes, in order. A table whose own data module has
             no list of classes takes this one, since a party's file may lack a class.
-        levels: The levels of the run's categories, as `told_names` returns them. A table with
-            categories takes those that it has not been given, since a file may lack a level.
+        levels: The levels of the run's categories by column. A table with categories takes
+            those that it has not been given, since a party's file may lack a level.
     """
 
     def __init__(
@@ -126,7 +124,7 @@ class OwnSamples(FederatedDataModule):
         num_clients: int,
         seed: int,
         class_names: Sequence[str] | None = None,
-        levels: Sequence[Sequence[str]] = (),
+        levels: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
         require_value("client", client, 0 <= client < num_clients, f"from 0 to {num_clients - 1}")
@@ -136,9 +134,9 @@ class OwnSamples(FederatedDataModule):
         if isinstance(own, TableDataModule) and own.given_classes is None and class_names:
             own.given_classes = list(class_names)
         if isinstance(own, TableDataModule) and own.categories is not None:
-            for column, *names in levels:
+            for column, names in (levels or {}).items():
                 if own.feature_columns is None or column in own.feature_columns:
-                    own.given_levels.setdefault(column, names)
+                    own.given_levels.setdefault(column, list(names))
 
     def load(self) -> Loaded:
         return self.own.load()
@@ -225,7 +223,7 @@ class RemoteData(FederatedDataModule):
         class_names: The names of the classes, in order, that all parties must have; None: those of
             the party that comes first.
         feature_names: The names of the inputs' columns, likewise.
-        levels: By column of categories its name and its levels, likewise.
+        levels: The levels of each column of categories, likewise.
         transforms: The transforms with their numbers, as texts, likewise.
         input: The type and the shape of an input after the transforms, likewise.
         target: The type and the shape of a target, likewise.
@@ -240,7 +238,7 @@ class RemoteData(FederatedDataModule):
         seed: int | None = None,
         class_names: list[str] | None = None,
         feature_names: list[str] | None = None,
-        levels: list[list[str]] | None = None,
+        levels: dict[str, list[str]] | None = None,
         transforms: list[str] | None = None,
         input: list[Any] | None = None,  # noqa: A002 - as the fact is called
         target: list[Any] | None = None,

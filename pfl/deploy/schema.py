@@ -15,7 +15,7 @@ What a party tells the server:
 | | `hides` | true or false |
 | | `input`, `target` | a type and the lengths of a sample, of at most 2^28 values |
 | | `class_names`, `feature_names`, `transforms` | up to 2^20 texts of 2^16 letters, or null |
-| | `levels` | up to 2^20 lists of such texts |
+| | `levels` | up to 2^20 lists of such texts by column |
 | | `versions` | up to 16 names with texts of up to 60 letters, or nothing |
 | | `overview` | `classes` and `missing`: up to 2^20 numbers of samples; `ranges`: as many pairs |
 | | | of numbers from -1e30 to 1e30; each of them null if it is not told |
@@ -152,11 +152,12 @@ def read_facts(answer: dict[str, Any], count: int) -> dict[str, Any]:
             continue
         _within(f"the number of {key}", len(part(answer, list, key)), 0, NAMES)
         _check_texts(answer, key)
-    facts["levels"] = part(answer, list, "levels")
-    _within("the number of levels", len(facts["levels"]), 0, NAMES)
-    for place in range(len(facts["levels"])):
-        _within("the number of levels", len(part(answer, list, "levels", place)), 1, NAMES)
-        _check_texts(answer, "levels", place)
+    facts["levels"] = part(answer, dict, "levels")
+    _within("the number of columns with levels", len(facts["levels"]), 0, NAMES)
+    for column in facts["levels"]:
+        _within("the letters of levels", len(column), 0, LETTERS)
+        _within("the number of levels", len(part(answer, list, "levels", column)), 1, NAMES)
+        _check_texts(answer, "levels", column)
     names = facts["class_names"]
     if names and facts["classes"] is not None:
         _within("classes", facts["classes"], 1, len(names))

@@ -272,10 +272,8 @@ def samples_of(
     }
     if datamodule.feature_names is not None:
         content["columns"] = datamodule.feature_names
-    if isinstance(datamodule, TableDataModule) and datamodule.levels:
+    if isinstance(datamodule, TableDataModule | RemoteData) and datamodule.levels:
         content["levels"] = datamodule.levels
-    elif isinstance(datamodule, RemoteData) and datamodule.levels:
-        content["levels"] = {column: names for column, *names in datamodule.levels}
     if datamodule.conversions:
         content["conversions"] = datamodule.conversions
     used = normalization(datamodule.transforms, client)

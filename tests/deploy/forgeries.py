@@ -174,7 +174,7 @@ def hello_parts(answer, count):
     for key in ("class_names", "feature_names", "transforms"):
         names = [[5], [None], 5, "ab", {}, ["x" * (schema.LETTERS + 1)], ["a", "b"], [[]], [True]]
         parts.append(Part((key,), st.just(answer[key]), st.sampled_from(names)))
-    levels = [None, 5, "ab", {}, ["ab"], [[]], [[5]], [["a", None]], [["a", "b"]]]
+    levels = [None, 5, "ab", [], {"a": []}, {"a": [5]}, {"a": "b"}, {"a": ["b"]}]
     parts.append(Part(("levels",), st.just(answer["levels"]), st.sampled_from(levels)))
     return parts
 

@@ -201,7 +201,7 @@ def test_a_score_out_of_its_range_is_named_and_left_out(federation, fault, words
     assert scores["count"][0] == 3  # `small_world` has three test samples for all
 
 
-WRONG_FACTS = [
+WRONG_FACTS: list[tuple[str, object, str]] = [
     ("sizes", [5], "sizes: 1 numbers; they must be three"),
     ("sizes", "many", "'sizes' is not a list"),
     ("sizes", [np.nan, 0, 1], "0 is not a int"),
@@ -216,8 +216,9 @@ WRONG_FACTS = [
     ("input", ["object", [3]], "is no type and shape of a sample"),
     ("target", ["float64"], "the answer lacks 1"),
     ("class_names", [5], "0 is not a str"),
-    ("levels", None, "'levels' is not a list"),
-    ("levels", [["ward", 5]], "1 is not a str"),
+    ("levels", None, "'levels' is not a dict"),
+    ("levels", {"ward": ["A", 5]}, "1 is not a str"),
+    ("levels", {"ward": []}, "the number of levels: 0"),
     ("client", 4, "client 4; it must be from 0 to 3"),
     ("client", True, "'client' is not a int"),
 ]

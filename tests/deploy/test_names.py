@@ -1,5 +1,6 @@
 """Classes, columns and transforms mean the same at all parties, or a party is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -123,30 +124,30 @@ def test_a_level_has_one_number_at_all_parties(tmp_path, monkeypatch, categories
     words += ["--model.network.num_classes", 2]
     app = deployed(tmp_path, *words, head="age,ward,outcome", all_rows=WARDS)
     own = {"categories": categories, "transforms": []}
+    workers = []
     for client, rows in enumerate(WARDS.values()):
         worker, _ = read_node(party(app, client, **own))
-        assert worker.facts["levels"] == [["ward", "A", "B", "C"]]
+        workers.append(worker)
+        assert worker.facts["levels"] == {"ward": ["A", "B", "C"]}
         inputs = worker.build(None).loop.datamodule.samples.gather(torch.arange(2))[0]
         wards = ["ABC".index(row.split(",")[1]) for row in rows]
         if categories == "codes":
             assert inputs[:, 1].tolist() == wards
         else:
             assert inputs[:, 1:].tolist() == torch.eye(3)[wards].tolist()
+    run_server(Direct(workers), app, {"name": "run", "runs": "runs", "timeout": 60.0, "parties": 3})
+    checkpoint = "runs/run/checkpoints/last.ckpt"
+    status, _, error = call("export", "--ckpt_path", checkpoint, "--global", "--out", "m")
+    assert status == 0, error
+    card = json.loads(Path("m/global/card.json").read_text())
+    assert card["input"]["levels"] == {"ward": ["A", "B", "C"]}
+    whose = {"codes": "levels: party 0 has {'ward': ['B', 'A', 'C']}, and the run has"}
+    whose["one-hot"] = "feature_names: party 0 has ['age', 'ward=B', 'ward=A', 'ward=C'], and the"
+    with refused(whose[categories]):
+        read_node(party(app, 0, **own, levels={"ward": ["B", "A", "C"]}))
     file = app.parent / "a" / "own.csv"
     file.write_text(file.read_text() + "50,D,home\n")
     with refused("the column 'ward' holds 'D'; it must be one of its levels, which are A, B, C"):
-        read_node(party(app, 0, **own))
-
-
-def test_codes_of_another_order_are_refused(tmp_path, monkeypatch):
-    """The names of the inputs are the same."""
-    monkeypatch.chdir(tmp_path)
-    words = ["--data.categories", "codes", "--data.transforms", "[]"]
-    words += ["--model.network.num_classes", 2]
-    app = deployed(tmp_path, *words, head="age,ward,outcome", all_rows=WARDS)
-    own = {"categories": "codes", "transforms": [], "levels": {"ward": ["B", "A", "C"]}}
-    line = "levels: party 0 has [['ward', 'B', 'A', 'C']], and the run has [['ward', 'A', 'B', 'C'"
-    with refused(line):
         read_node(party(app, 0, **own))
 
 
@@ -162,7 +163,7 @@ def test_a_class_that_the_run_does_not_have_is_named(app):
     [
         ("class_names", ["moved", "home", "readmitted"]),
         ("feature_names", ["pressure", "age"]),
-        ("levels", [["age", "40", "60"]]),
+        ("levels", {"age": ["40", "60"]}),
         ("transforms", []),
     ],
 )

@@ -120,7 +120,7 @@ def test_class_counts_tell_sizes(app):
 )
 def test_a_party_tells_nothing_out_of_its_range(key, value):
     hello = {"client": 0, "hides": False, "sizes": [1, 0, 0]}
-    hello |= {"input": ["float32", [2]], "target": ["int64", []], "levels": []}
+    hello |= {"input": ["float32", [2]], "target": ["int64", []], "levels": {}}
     told = schema.read_facts(hello, 1)
     assert (told["versions"], told["noise"]) == ({}, False)
     assert told["overview"] == {"classes": None, "missing": None, "ranges": None}

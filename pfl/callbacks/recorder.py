@@ -39,6 +39,7 @@ class RunRecorder(Callback):
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
     at the end of the run, or after an error, where `finished` in `summary.json` is false.
+    Loggers get the configuration as hyperparameters.
     Checkpoints hold the rows of all tables. A resumed run begins with them, so its files are
     as without the interruption. Only one process at a time may write into a run's folder. At the
     end of the run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
@@ -119,15 +120,17 @@ class RunRecorder(Callback):
         self._start = time.monotonic() - self.seconds
         if self.place.writes and self.config is not None:
             files.write(self.folder / "config.yaml", self.config)
-        self._compare_settings(trainer, pl_module)
+        content = configuration(trainer, pl_module, self.config)
+        _log_configuration(trainer, content)
+        self._compare_settings(content)
         self._compare_folders(trainer)
         self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
         if self.place.writes:
             rank_zero_info(f"Writing to {self.folder}")
 
-    def _compare_settings(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
+    def _compare_settings(self, content: dict[str, Any]) -> None:
         """Warns of settings that differ from the checkpoint's, and records from which round."""
-        now = settings(configuration(trainer, algorithm, self.config))
+        now = settings(content)
         if self._saved_files is not None:
             changed = changes(self.settings, now)
         else:
@@ -356,3 +359,16 @@ class RunRecorder(Callback):
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:
     return trainer.callbacks  # type: ignore[attr-defined]
+
+
+def _log_configuration(trainer: pl.Trainer, content: dict[str, Any]) -> None:
+    """Sends the configuration to all loggers; a run goes on without one that refuses it.
+
+    MLflow refuses other values than those that a resumed run has had.
+    """
+    for logger in trainer.loggers:
+        try:
+            logger.log_hyperparams(content)
+        except Exception as error:
+            kind = type(logger).__name__
+            rank_zero_warn(f"{kind} does not take the run's configuration: {error}")

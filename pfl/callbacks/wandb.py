@@ -17,7 +17,6 @@ from pfl import files
 from pfl._private import continue_wandb_run
 from pfl.callbacks.recorder import RunRecorder
 from pfl.callbacks.round_checkpoint import RoundCheckpoint
-from pfl.callbacks.run_settings import configuration
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.evaluation import scores_by_name
@@ -34,9 +33,9 @@ ROWS = 10_000  # of a table, which is what W&B shows
 class WandbRecord(Callback):
     """Sends what a federated run has beside its metrics to W&B.
 
-    W&B gets the run's config, the partition as an artifact and as a heat map, a histogram over
-    clients of every test score in each evaluation, the tables of `clients.csv` and of all clients'
-    test scores by round, and the summary. Every curve is drawn against `round`, and the mean test
+    W&B gets the partition as an artifact and as a heat map, a histogram over clients of every test
+    score in each evaluation, the tables of `clients.csv` and of all clients' test scores by round,
+    and the summary. Every curve is drawn against `round`, and the mean test
     scores once more, as `bytes/...`, against `comm/bytes`, all bytes sent since the start.
 
     A run that continues a checkpoint continues the same W&B run. `pfl.Trainer` adds this callback
@@ -70,7 +69,6 @@ class WandbRecord(Callback):
         recorder = RunRecorder.of(trainer)
         self._by_bytes.clear()
         for logger in _loggers(trainer):
-            logger.log_hyperparams(configuration(trainer, pl_module, recorder.config))
             run = logger.experiment
             run.define_metric("round")
             run.define_metric("comm/bytes", step_metric="round")

@@ -3,7 +3,13 @@
 from pathlib import Path
 
 import pytest
+import yaml
+from lightning.pytorch.loggers import CSVLogger
 
+from datamodules import DigitsDataModule
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedAvg
 from pfl.cli import main
 from tests.commands import ROOT, table
 
@@ -20,6 +26,13 @@ def fit(logger, *args):
     return table(Path.cwd() / "runs" / "run" / "metrics.csv")
 
 
+def check_configuration(folder, logger):
+    """Compares the file that a logger has written with the run's own."""
+    content = yaml.safe_load((folder / f"runs/{logger}/version_0/hparams.yaml").read_text())
+    assert content == yaml.safe_load((folder / "runs/run/config.yaml").read_text())
+    assert content["data"]["init_args"]["num_clients"] == 6
+
+
 @pytest.fixture(autouse=True)
 def here(monkeypatch, tmp_path):
     """An empty current folder."""
@@ -29,6 +42,7 @@ def here(monkeypatch, tmp_path):
 
 def test_csv(here):
     expected = fit("logger/csv.yaml")
+    check_configuration(here, "csv")
     rows = table(here / "runs/csv/version_0/metrics.csv")
     for number, line in enumerate(expected):
         for name in NAMES:
@@ -42,10 +56,25 @@ def test_tensorboard(here):
     expected = fit("logger/tensorboard.yaml")
     read = events.EventAccumulator(str(here / "runs/tensorboard/version_0"))
     read.Reload()
+    check_configuration(here, "tensorboard")
     for name in NAMES:
         logged = {event.step: event.value for event in read.Scalars(name)}
         values = {number: float(line[name]) for number, line in enumerate(expected)}
         assert logged == pytest.approx(values, rel=1e-6)  # the file has float32
+
+
+class Fixed(CSVLogger):
+    """A logger that takes no other configuration than its first, as MLflow's do."""
+
+    def log_hyperparams(self, params=None):
+        raise ValueError("changing values is not allowed")
+
+
+def test_a_run_goes_on_where_a_logger_refuses_the_configuration(here):
+    trainer = Trainer(max_epochs=1, logger=Fixed(here), enable_progress_bar=False)
+    with pytest.warns(UserWarning, match="Fixed does not take the run's configuration: changing"):
+        trainer.fit(FedAvg(MLP(64, [4])), datamodule=FederatedLoop(DigitsDataModule(6)))
+    assert len(trainer.recorder.rows) == 1
 
 
 @pytest.mark.slow
@@ -57,6 +86,8 @@ def test_mlflow(here):
     client = mlflow.MlflowClient(f"sqlite:///{here}/runs/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("pfl").experiment_id])
     assert run.info.status == "FINISHED"
+    assert run.data.params["data/init_args/num_clients"] == "6"
+    assert run.data.params["model/class_path"] == "FedSLR"
     for name in NAMES:
         logged = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
         assert logged == {number: float(line[name]) for number, line in enumerate(expected)}

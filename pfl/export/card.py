@@ -258,7 +258,19 @@ def readme(content: dict[str, Any], code: str) -> str:
     return (
         f"# {method}: {whose} model\n\n| | |\n|---|---|\n{table}\n\n{content['protocol']}\n\n"
         f"{content['privacy']}\n\n{factored}## Load it\n\n```python\n{code}```\n\n"
+        f"{_weights(content['network'])}"
         f"`card.json` has all arguments of the method, the network and the data.\n"
+    )
+
+
+def _weights(network: dict[str, Any]) -> str:
+    """Returns a line of a README about weights that an export does not have; "" without any."""
+    if not network["class_path"].endswith(".Pretrained"):
+        return ""
+    folder = network["init_args"]["folder"]
+    return (
+        f"The pretrained weights were in `{folder}` where the run was started; give the path that "
+        "they have on your machine.\n\n"
     )
 
 

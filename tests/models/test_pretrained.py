@@ -1,9 +1,13 @@
 """Pretrained transformers: masks and padding, heads, prompts, folders; with tiny random ones."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from models import LoRA, Pretrained, SoftPrompt
+from pfl.cli import main
 
 transformers = pytest.importorskip("transformers")
 SIZES = dict(vocab_size=40, pad_token_id=0, hidden_size=8, num_hidden_layers=2)
@@ -168,3 +172,24 @@ def test_peft_opens_an_exported_adapter_and_gives_the_same_logits(folders, kind,
         actual, expected = result.logits, network(TOKENS)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     assert (expected - plain[..., : expected.shape[-1]]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("form", "line"), [("peft", "bert', num_labels=2)"), ("", "bert', task=")])
+def test_a_readme_says_where_the_weights_were(folders, tmp_path, monkeypatch, form, line):
+    monkeypatch.chdir(tmp_path)
+    Path("bert").symlink_to(folders["bert"])
+    inputs = torch.randint(1, 6, (20, 3), generator=torch.manual_seed(0))
+    np.savez("words.npz", inputs=inputs.numpy(), targets=inputs[:, 0].numpy() % 2)
+    network = "{class_path: Pretrained, init_args: {folder: bert, num_classes: 2}}"
+    data = "{class_path: ArrayDataModule, init_args: {file: words.npz, num_clients: 2}}"
+    words = ["--trainer.max_epochs", "1", "--trainer.name", "run", "--model", "FedAvg"]
+    words += ["--model.network", network, "--model.trainable", "LoRA", "--data", data]
+    words += ["--model.trainable.layers", "[query, value]"]
+    assert main(["fit", *words]) == 0
+    words = ["--ckpt_path", "runs/run/checkpoints/last.ckpt", "--global", "--out", "out"]
+    if form:
+        words += ["--format", form]
+    assert main(["export", *words]) == 0
+    readme = Path("out/global/README.md").read_text()
+    assert line in readme
+    assert "The pretrained weights were in `bert` where the run was started" in readme

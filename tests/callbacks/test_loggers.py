@@ -87,7 +87,7 @@ def test_mlflow(here):
     (run,) = client.search_runs([client.get_experiment_by_name("pfl").experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["data/init_args/num_clients"] == "6"
-    assert run.data.params["model/class_path"] == "FedSLR"
+    assert run.data.params["model/class_path"] == "pfl.algorithms.FedSLR"
     for name in NAMES:
         logged = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
         assert logged == {number: float(line[name]) for number, line in enumerate(expected)}

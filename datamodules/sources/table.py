@@ -236,6 +236,8 @@ class TableDataModule(FederatedDataModule):
             self.given_classes = list(other.class_names)
         if self.target_kind is None:
             self.target_kind = other.target_kind
+        if self.target_kind is None and other.class_names is None and self.given_classes is None:
+            self.target_kind = "numbers"
         if self.missing == "refuse":
             self.missing = other.missing
 

@@ -331,9 +331,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
 
     def build(classes: int | None) -> Party:
         cli = _read_run(path, app, given.get("data"))
-        names = shared.get("class_names")
-        levels = shared.get("levels")
-        data = OwnSamples(cli.data, client, shared["num_clients"], shared["seed"], names, levels)
+        data = OwnSamples(cli.data, client, shared["num_clients"], shared["seed"], shared)
         data.setup()
         data.classes = classes
         # Whom weighted sampling draws depends on the sizes of all parties, and is the server's.

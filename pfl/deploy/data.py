@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,10 +111,9 @@ class OwnSamples(FederatedDataModule):
         client: The party's number.
         num_clients: The number of parties.
         seed: The seed of the run.
-        class_names: The names of the run's classes, in order. A table whose own data module has
-            no list of classes takes this one, since a party's file may lack a class.
-        levels: The levels of the run's categories by column. A table with categories takes
-            those that it has not been given, since a party's file may lack a level.
+        shared: What all parties have in common, as `server.yaml` has it. A table takes classes,
+            levels and the kind of targets that it has not been given, since a party's file may
+            lack a class or a level, and have whole numbers alone where others have fractions.
     """
 
     def __init__(
@@ -123,20 +122,15 @@ class OwnSamples(FederatedDataModule):
         client: int,
         num_clients: int,
         seed: int,
-        class_names: Sequence[str] | None = None,
-        levels: Mapping[str, Sequence[str]] | None = None,
+        shared: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
         require_value("client", client, 0 <= client < num_clients, f"from 0 to {num_clients - 1}")
         self.own = own
         self.client_id = client
         self.classes: int | None = None
-        if isinstance(own, TableDataModule) and own.given_classes is None and class_names:
-            own.given_classes = list(class_names)
-        if isinstance(own, TableDataModule) and own.categories is not None:
-            for column, names in (levels or {}).items():
-                if own.feature_columns is None or column in own.feature_columns:
-                    own.given_levels.setdefault(column, list(names))
+        if isinstance(own, TableDataModule) and shared is not None:
+            _take_names(own, shared)
 
     def load(self) -> Loaded:
         return self.own.load()
@@ -212,6 +206,21 @@ class Counted(IndexArrays):
 
     def definition(self) -> tuple[np.ndarray, ...]:
         return (np.array([len(self.sizes)]),)  # parties may come later
+
+
+def _take_names(table: TableDataModule, shared: Mapping[str, Any]) -> None:
+    """Gives a party's table the run's classes, levels and kind of targets."""
+    names = shared.get("class_names")
+    if names and table.given_classes is None:
+        table.given_classes = list(names)
+    if table.categories is not None:
+        for column, levels in (shared.get("levels") or {}).items():
+            if table.feature_columns is None or column in table.feature_columns:
+                table.given_levels.setdefault(column, list(levels))
+    target = shared.get("target")
+    open_kind = table.target_kind is None and table.given_classes is None
+    if open_kind and target and target[0].startswith("float"):
+        table.target_kind = "numbers"
 
 
 class RemoteData(FederatedDataModule):

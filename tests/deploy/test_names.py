@@ -151,6 +151,20 @@ def test_a_level_has_one_number_at_all_parties(tmp_path, monkeypatch, categories
         read_node(party(app, 0, **own))
 
 
+def test_whole_numbers_are_numbers_where_the_run_has_numbers(tmp_path, monkeypatch):
+    """Alone, the file of hospital b would have the classes 2 and 4."""
+    monkeypatch.chdir(tmp_path)
+    stays = {"a": ["40,1.5", "60,2"], "b": ["55,4", "45,2"], "c": ["70,0.5"]}
+    words = ["--data.transforms", "[]", "--model.network.in_features", 1]
+    words += ["--model.network.num_classes", 1]
+    app = deployed(tmp_path, *words, head="age,outcome", all_rows=stays)
+    for client, expected in enumerate(([1.5, 2.0], [4.0, 2.0], [0.5])):
+        worker, _ = read_node(party(app, client, transforms=[]))
+        assert worker.facts["target"] == ["float32", []]
+        samples = worker.build(None).loop.datamodule.samples
+        assert samples.gather(torch.arange(len(expected)))[1].tolist() == expected
+
+
 def test_a_class_that_the_run_does_not_have_is_named(app):
     own = app.parent / "c" / "own.csv"
     own.write_text(own.read_text() + "60,100,died\n")

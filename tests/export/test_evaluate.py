@@ -1,6 +1,7 @@
 """`pfl evaluate` and `pfl predict RUN --rows`: every number beside plain PyTorch on raw files."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,6 +136,29 @@ def test_models_on_another_file_score_as_in_plain_pytorch(trained):
             assert row[f"site {site}"] == scored[row["client"], site]
     assert (out / "matrix.png").read_bytes().startswith(b"\x89PNG")
     assert "own client" in printed
+
+
+def test_whole_numbers_are_numbers_where_the_run_has_numbers(tmp_path, monkeypatch):
+    """Alone, the file with other data would have the classes 3 and 5."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{k},{k / 4},{'ab'[k % 2]}" for k in range(20)]
+    Path("stays.csv").write_text("\n".join(["age,stay,place", *rows, ""]))
+    Path("other.csv").write_text("age,stay\n3,5\n4,3\n5,5\n")
+    words = ["--data", "TableDataModule", "--data.file", "stays.csv"]
+    words += ["--data.target_column", "stay", "--data.client_column", "place"]
+    words += ["--model", "FedAvg", "--model.network", "LogisticRegression", "--model.lr", "0.001"]
+    words += ["--model.network.in_features", "1", "--model.network.num_classes", "1"]
+    assert call("fit", *words, "--trainer.max_epochs", "1", "--trainer.name", "run")[0] == 0
+    other = {"file": "other.csv", "target_column": "stay", "num_clients": 1}
+    content = {"data": {"class_path": "TableDataModule", "init_args": other}}
+    file = write(tmp_path / "other.yaml", content)
+    status, _, error = call("evaluate", "runs/run", "--data", file, "--split", "all", "--out", "e")
+    assert status == 0, error
+    assert call("predict", "runs/run", "--rows", "other.csv", "--out", "out.csv")[0] == 0
+    predicted = [float(row["prediction"]) for row in table(Path("out.csv"))]
+    errors = [(one - stay) ** 2 for one, stay in zip(predicted, (5, 3, 5), strict=True)]
+    (row,) = table(Path("e/scores.csv"))
+    assert float(row["loss"]) == pytest.approx(sum(errors) / 3, rel=1e-5)
 
 
 def test_rows_are_predicted_as_in_plain_pytorch(trained):

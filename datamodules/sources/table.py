@@ -125,13 +125,13 @@ class TableDataModule(FederatedDataModule):
             require_value(f"TableDataModule.{key}", value, holds, expected)
         self.category_columns = category_columns
         self.levels: dict[str, list[str]] = {}
-        self.given_levels: dict[str, list[str]] = {}
+        self._given_levels: dict[str, list[str]] = {}
         for name, names in (levels or {}).items():
             texts = [str(one) for one in names]
             holds = 0 < len(texts) == len({*texts})
             key = f"TableDataModule.levels: the levels of {name!r}"
             require_value(key, names, holds, "a list of different names")
-            self.given_levels[name] = texts
+            self._given_levels[name] = texts
         self.window = as_int(window)
         self.horizon = int(horizon)
         self.order_column = order_column
@@ -228,18 +228,38 @@ class TableDataModule(FederatedDataModule):
             self.feature_columns = list(other.read_columns)
         if self.categories is None:
             self.categories = other.categories
-        levels = {n: names for n, names in other.levels.items() if n in self.feature_columns}
-        if self.category_columns is None and levels:
-            self.category_columns = list(levels)
-        self.given_levels = {**levels, **self.given_levels}
-        if other.class_names is not None and self.given_classes is None:
-            self.given_classes = list(other.class_names)
         if self.target_kind is None:
             self.target_kind = other.target_kind
-        if self.target_kind is None and other.class_names is None and self.given_classes is None:
-            self.target_kind = "numbers"
+        self.take_names(other.class_names, other.levels, other.class_names is None)
         if self.missing == "refuse":
             self.missing = other.missing
+
+    def take_names(
+        self,
+        class_names: Sequence[str] | None,
+        levels: Mapping[str, Sequence[str]],
+        numbers: bool,
+    ) -> None:
+        """Takes the classes, levels and kind of targets of other data where none are given.
+
+        A file may lack a class or a level, or have whole numbers alone where others have text or
+        fractions.
+
+        Args:
+            class_names: The names of the classes, in order; None: there are none.
+            levels: By column of categories its levels, in order.
+            numbers: Whether targets are numbers.
+        """
+        if self.categories is not None:
+            chosen = self.feature_columns
+            own = {n: list(names) for n, names in levels.items() if chosen is None or n in chosen}
+            if self.category_columns is None and own:
+                self.category_columns = list(own)
+            self._given_levels = {**own, **self._given_levels}
+        if class_names is not None and self.given_classes is None:
+            self.given_classes = list(class_names)
+        if numbers and self.target_kind is None and self.given_classes is None:
+            self.target_kind = "numbers"
 
     def rows(self, path: Path) -> tuple[np.ndarray, Table, np.ndarray]:
         """Returns the inputs [n, F] of new rows in a file, all columns, and the rows' places.
@@ -313,7 +333,7 @@ class TableDataModule(FederatedDataModule):
     def _inputs(self, tables: Sequence[Table], features: Sequence[str]) -> Inputs:
         """Returns the inputs of all rows, and notes their names, levels and changes."""
         reader = InputReader(
-            self._reader, self.categories, self.category_columns, self.given_levels
+            self._reader, self.categories, self.category_columns, self._given_levels
         )
         inputs = reader.read(tables, features)
         self.levels = reader.levels

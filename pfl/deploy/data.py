@@ -130,7 +130,8 @@ class OwnSamples(FederatedDataModule):
         self.client_id = client
         self.classes: int | None = None
         if isinstance(own, TableDataModule) and shared is not None:
-            _take_names(own, shared)
+            numbers = "float" in str(shared.get("target"))
+            own.take_names(shared.get("class_names"), shared.get("levels") or {}, numbers)
 
     def load(self) -> Loaded:
         return self.own.load()
@@ -206,21 +207,6 @@ class Counted(IndexArrays):
 
     def definition(self) -> tuple[np.ndarray, ...]:
         return (np.array([len(self.sizes)]),)  # parties may come later
-
-
-def _take_names(table: TableDataModule, shared: Mapping[str, Any]) -> None:
-    """Gives a party's table the run's classes, levels and kind of targets."""
-    names = shared.get("class_names")
-    if names and table.given_classes is None:
-        table.given_classes = list(names)
-    if table.categories is not None:
-        for column, levels in (shared.get("levels") or {}).items():
-            if table.feature_columns is None or column in table.feature_columns:
-                table.given_levels.setdefault(column, list(levels))
-    target = shared.get("target")
-    open_kind = table.target_kind is None and table.given_classes is None
-    if open_kind and target and target[0].startswith("float"):
-        table.target_kind = "numbers"
 
 
 class RemoteData(FederatedDataModule):

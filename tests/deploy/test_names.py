@@ -108,16 +108,19 @@ def test_a_party_is_checked_without_a_server(app):
 
 
 WARDS = {
-    "a": ["40,A,home", "60,B,moved"],
-    "b": ["55,A,moved", "45,C,home"],
-    "c": ["70,C,home", "80,B,moved"],
+    "a": ["40,A,home", "60,2,moved"],
+    "b": ["55,A,moved", "45,3,home"],
+    "c": ["70,3,home", "80,2,moved"],
 }
-"""The ages, wards and outcomes of three hospitals, of which none has all wards."""
+"""The ages, wards and outcomes of three hospitals, of which none has all wards.
+
+The wards of hospital c alone are numbers.
+"""
 
 
 @pytest.mark.parametrize(("categories", "columns"), [("codes", 2), ("one-hot", 4)])
 def test_a_level_has_one_number_at_all_parties(tmp_path, monkeypatch, categories, columns):
-    """A is 0, B 1 and C 2, also where a file lacks some of them."""
+    """2 is 0, 3 is 1 and A is 2, also where a file lacks some of them."""
     monkeypatch.chdir(tmp_path)
     words = ["--data.categories", categories, "--data.transforms", "[]"]
     words += ["--model.network.in_features", columns]
@@ -128,9 +131,9 @@ def test_a_level_has_one_number_at_all_parties(tmp_path, monkeypatch, categories
     for client, rows in enumerate(WARDS.values()):
         worker, _ = read_node(party(app, client, **own))
         workers.append(worker)
-        assert worker.facts["levels"] == {"ward": ["A", "B", "C"]}
+        assert worker.facts["levels"] == {"ward": ["2", "3", "A"]}
         inputs = worker.build(None).loop.datamodule.samples.gather(torch.arange(2))[0]
-        wards = ["ABC".index(row.split(",")[1]) for row in rows]
+        wards = ["23A".index(row.split(",")[1]) for row in rows]
         if categories == "codes":
             assert inputs[:, 1].tolist() == wards
         else:
@@ -140,14 +143,14 @@ def test_a_level_has_one_number_at_all_parties(tmp_path, monkeypatch, categories
     status, _, error = call("export", "--ckpt_path", checkpoint, "--global", "--out", "m")
     assert status == 0, error
     card = json.loads(Path("m/global/card.json").read_text())
-    assert card["input"]["levels"] == {"ward": ["A", "B", "C"]}
-    whose = {"codes": "levels: party 0 has {'ward': ['B', 'A', 'C']}, and the run has"}
-    whose["one-hot"] = "feature_names: party 0 has ['age', 'ward=B', 'ward=A', 'ward=C'], and the"
+    assert card["input"]["levels"] == {"ward": ["2", "3", "A"]}
+    whose = {"codes": "levels: party 0 has {'ward': ['3', '2', 'A']}, and the run has"}
+    whose["one-hot"] = "feature_names: party 0 has ['age', 'ward=3', 'ward=2', 'ward=A'], and the"
     with refused(whose[categories]):
-        read_node(party(app, 0, **own, levels={"ward": ["B", "A", "C"]}))
+        read_node(party(app, 0, **own, levels={"ward": ["3", "2", "A"]}))
     file = app.parent / "a" / "own.csv"
     file.write_text(file.read_text() + "50,D,home\n")
-    with refused("the column 'ward' holds 'D'; it must be one of its levels, which are A, B, C"):
+    with refused("the column 'ward' holds 'D'; it must be one of its levels, which are 2, 3, A"):
         read_node(party(app, 0, **own))
 
 

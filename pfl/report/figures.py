@@ -80,7 +80,13 @@ def label_plot(counts: np.ndarray, names: Sequence[str] | None = None) -> Plot:
 def size_plot(clients: np.ndarray, sizes: np.ndarray, colour: str) -> Plot:
     """Shows how many training samples each client has."""
     bars = Bars(clients, sizes, colour)
-    return Plot([bars], title="Who has how much", xlabel="client", ylabel="training samples")
+    return Plot(
+        [bars],
+        title="Who has how much",
+        xlabel="client",
+        ylabel="training samples",
+        whole="x",
+    )
 
 
 def round_plot(rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> Plot:
@@ -97,6 +103,8 @@ def round_plot(rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> 
         look: dict[str, Any] = {"colour": MODEL_COLOURS[name.model]}
         worst = f"{name}_worst10"
         points = [(row["round"], row[str(name)]) for row in rows if str(name) in row]
+        if len(points) == 1:  # a line alone would show nothing
+            look["marker"] = "o"
         x, y = np.array(points, float).T
         band: Mapping[str, np.ndarray] = {}
         if scores is not None and name == shown[-1] and name in scores.names:
@@ -109,12 +117,14 @@ def round_plot(rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> 
         if points:
             x, y = np.array(points, float).T
             label = f"{name.model}, worst 10 %"
-            curves.append(Curve(label, x, y, colour=look["colour"], line=":"))
+            marker = look.get("marker", "")
+            curves.append(Curve(label, x, y, colour=look["colour"], line=":", marker=marker))
     return Plot(
         curves,
         title="Mean over clients",
         xlabel="round",
         ylabel=f"test {number}",
+        whole="x",
         grid="both",
         legend=True,
     )
@@ -147,6 +157,7 @@ def client_plot(
         title="Each client",
         xlabel=f"clients, by {number} of the {main} model",
         ylabel=f"test {number}",
+        whole="x",
         grid="both",
         legend=True,
     )

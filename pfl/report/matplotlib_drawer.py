@@ -126,7 +126,7 @@ def _heat_map(axes: Axes, heat: HeatMap) -> None:
     image = axes.imshow(heat.values, **look)
     for axis, names in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
         if names is None:
-            axis.set_major_locator(MaxNLocator(integer=True))
+            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         else:
             shown = _shown(names)
             axis.set_ticks(list(shown), list(shown.values()))
@@ -175,7 +175,7 @@ def _numbers(axes: Axes, plot: Plot) -> None:
     """Gives the axes their words or numbers: short logarithmic axes have 20, 40 and not 2×10¹."""
     for name, axis, ticks in (("x", axes.xaxis, plot.xticks), ("y", axes.yaxis, plot.yticks)):
         if name in plot.whole:
-            axis.set_major_locator(MaxNLocator(integer=True))
+            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if ticks is not None:
             axis.set_ticks(list(ticks), list(ticks.values()))
             axis.set_ticks([], minor=True)

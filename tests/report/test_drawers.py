@@ -5,6 +5,7 @@ import pytest
 from matplotlib.cbook import is_math_text
 
 from pfl.report import matplotlib_drawer, plotly_drawer
+from pfl.report.figures import client_plot, round_plot, size_plot
 from pfl.report.plots import Bars, Curve, Figure, Guide, HeatMap, Plot, Spread, Words
 
 X = np.array([1.0, 2.0])
@@ -33,6 +34,26 @@ def test_a_curve_has_its_points_its_band_and_its_words():
     assert page.layout.xaxis.title.text == "round" and page.layout.height == 400
     borders = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (borders.min(), borders.max()) == (2, 8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_rounds_and_clients_have_whole_numbers(count):
+    """Of few, matplotlib writes 0.5 and 1.2, too."""
+    rows = [{"round": k, "test/global/accuracy": k / 4} for k in range(1, count + 1)]
+    scores = np.arange(count) / 4
+    plots = [round_plot(rows), client_plot({"global": scores}, "accuracy")]
+    plots.append(size_plot(np.arange(count), 4 * scores, "#009E73"))
+    for axes in matplotlib_drawer.draw(Figure(plots, size=(12, 4), columns=3)).axes:
+        numbers = axes.get_xticks()
+        assert len(numbers) and (numbers == numbers.round()).all()
+
+
+@pytest.mark.parametrize(("count", "marker"), [(1, "o"), (2, "none")])
+def test_one_round_is_a_point(count, marker):
+    names = ("test/global/accuracy", "test/global/accuracy_worst10")
+    rows = [{"round": k, **dict.fromkeys(names, 0.5)} for k in range(count)]
+    (axes,) = matplotlib_drawer.draw(Figure([round_plot(rows)], size=(5, 4))).axes
+    assert [line.get_marker() for line in axes.lines] == [marker, marker]
 
 
 def test_a_band_without_width_is_not_drawn():

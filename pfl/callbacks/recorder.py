@@ -39,10 +39,10 @@ class RunRecorder(Callback):
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
     at the end of the run, or after an error, where `finished` in `summary.json` is false.
-    Loggers get the configuration as hyperparameters.
     Checkpoints hold the rows of all tables. A resumed run begins with them, so its files are
-    as without the interruption. Only one process at a time may write into a run's folder. At the
-    end of the run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
+    as without the interruption. Only one process at a time may write into a run's folder. Loggers
+    get the configuration as hyperparameters. At the end of the run, a table of the result is
+    printed. `pfl.Trainer` adds this callback to every run.
 
     `test` writes `test.json` and `test_clients.csv`, `validate` the same under its own name, and
     `predict` a row for each sample in `predictions.csv`, where several labels or values of a sample

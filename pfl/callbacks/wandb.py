@@ -35,8 +35,8 @@ class WandbRecord(Callback):
 
     W&B gets the partition as an artifact and as a heat map, a histogram over clients of every test
     score in each evaluation, the tables of `clients.csv` and of all clients' test scores by round,
-    and the summary. Every curve is drawn against `round`, and the mean test
-    scores once more, as `bytes/...`, against `comm/bytes`, all bytes sent since the start.
+    and the summary. Every curve is drawn against `round`, and the mean test scores once more, as
+    `bytes/...`, against `comm/bytes`, all bytes sent since the start.
 
     A run that continues a checkpoint continues the same W&B run. `pfl.Trainer` adds this callback
     if one of its loggers is a `WandbLogger`; the callback does nothing for other loggers.

@@ -130,7 +130,8 @@ class OwnSamples(FederatedDataModule):
         self.client_id = client
         self.classes: int | None = None
         if isinstance(own, TableDataModule) and shared is not None:
-            numbers = "float" in str(shared.get("target"))
+            kind, _ = shared.get("target") or ("", [])
+            numbers = kind.startswith("float")
             own.take_names(shared.get("class_names"), shared.get("levels") or {}, numbers)
 
     def load(self) -> Loaded:

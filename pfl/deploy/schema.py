@@ -150,14 +150,12 @@ def read_facts(answer: dict[str, Any], count: int) -> dict[str, Any]:
         facts[key] = answer.get(key)
         if facts[key] is None:
             continue
-        _within(f"the number of {key}", len(part(answer, list, key)), 0, NAMES)
-        _check_texts(answer, key)
+        _check_texts(answer, 0, key)
     facts["levels"] = part(answer, dict, "levels")
     _within("the number of columns with levels", len(facts["levels"]), 0, NAMES)
     for column in facts["levels"]:
         _within("the letters of levels", len(column), 0, LETTERS)
-        _within("the number of levels", len(part(answer, list, "levels", column)), 1, NAMES)
-        _check_texts(answer, "levels", column)
+        _check_texts(answer, 1, "levels", column)
     names = facts["class_names"]
     if names and facts["classes"] is not None:
         _within("classes", facts["classes"], 1, len(names))
@@ -167,9 +165,11 @@ def read_facts(answer: dict[str, Any], count: int) -> dict[str, Any]:
     return facts
 
 
-def _check_texts(answer: dict[str, Any], *path: Any) -> None:
-    """Refuses a list in an answer whose parts are not texts, or are too long."""
-    for place in range(len(part(answer, list, *path))):
+def _check_texts(answer: dict[str, Any], least: int, *path: Any) -> None:
+    """Refuses a list in an answer that is too long or too short, or has parts that are no texts."""
+    count = len(part(answer, list, *path))
+    _within(f"the number of {path[0]}", count, least, NAMES)
+    for place in range(count):
         name = part(answer, str, *path, place)
         _within(f"the letters of {path[0]}", len(name), 0, LETTERS)
 

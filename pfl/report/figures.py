@@ -103,8 +103,6 @@ def round_plot(rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> 
         look: dict[str, Any] = {"colour": MODEL_COLOURS[name.model]}
         worst = f"{name}_worst10"
         points = [(row["round"], row[str(name)]) for row in rows if str(name) in row]
-        if len(points) == 1:  # a line alone would show nothing
-            look["marker"] = "o"
         x, y = np.array(points, float).T
         band: Mapping[str, np.ndarray] = {}
         if scores is not None and name == shown[-1] and name in scores.names:
@@ -117,8 +115,7 @@ def round_plot(rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> 
         if points:
             x, y = np.array(points, float).T
             label = f"{name.model}, worst 10 %"
-            marker = look.get("marker", "")
-            curves.append(Curve(label, x, y, colour=look["colour"], line=":", marker=marker))
+            curves.append(Curve(label, x, y, colour=look["colour"], line=":"))
     return Plot(
         curves,
         title="Mean over clients",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib import figure as matplotlib_figure
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from pfl.report.plots import Bars, Curve, Figure, Guide, HeatMap, Plot, Spread, Words
@@ -105,7 +106,10 @@ def draw_plot(axes: Axes, plot: Plot) -> dict[str, Any]:
 
 def _curve(axes: Axes, curve: Curve) -> Sequence[Any]:
     look: dict[str, Any] = {"linestyle": curve.line or "none", "linewidth": curve.width}
-    look |= {"marker": curve.marker or "none", "markersize": curve.size}
+    marker = curve.marker or "none"
+    if len(curve.x) == 1 and not curve.marker:  # a line alone would show nothing
+        marker = "o"
+    look |= {"marker": marker, "markersize": curve.size}
     look["markeredgewidth"] = curve.outline
     look |= {"color": curve.colour, "alpha": curve.opacity, "label": curve.label}
     drawn = axes.plot(curve.x, curve.y, **look)
@@ -126,11 +130,16 @@ def _heat_map(axes: Axes, heat: HeatMap) -> None:
     image = axes.imshow(heat.values, **look)
     for axis, names in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
         if names is None:
-            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            _show_whole_numbers(axis)
         else:
             shown = _shown(names)
             axis.set_ticks(list(shown), list(shown.values()))
     axes.figure.colorbar(image, ax=axes, label=heat.unit)
+
+
+def _show_whole_numbers(axis: Axis) -> None:
+    """Has whole numbers beside an axis, also where a single one lies between its ends."""
+    axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def _shown(names: Sequence[Any]) -> Mapping[int, str]:
@@ -175,7 +184,7 @@ def _numbers(axes: Axes, plot: Plot) -> None:
     """Gives the axes their words or numbers: short logarithmic axes have 20, 40 and not 2×10¹."""
     for name, axis, ticks in (("x", axes.xaxis, plot.xticks), ("y", axes.yaxis, plot.yticks)):
         if name in plot.whole:
-            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            _show_whole_numbers(axis)
         if ticks is not None:
             axis.set_ticks(list(ticks), list(ticks.values()))
             axis.set_ticks([], minor=True)

@@ -134,8 +134,15 @@ def write(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file as a whole."""
-    write(path, json.dumps(content, indent=2, default=float) + "\n")
+    """Writes a JSON file as a whole; a function or a class, such as a tokenizer, by its name."""
+    write(path, json.dumps(content, indent=2, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> float | str:
+    """Returns a value that JSON does not know as a number, or as the dotted name that it has."""
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return float(value)
 
 
 def write_csv(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> None:

@@ -20,9 +20,9 @@ class Inputs(NamedTuple):
     """Columns side by side.
 
     Attributes:
-        values: float32 [N, F]; 0 where a value is missing.
+        values: float32 [N, F]; 0 where a value is missing. The tokens of texts are int64 [N, T].
         names: The names of the columns [F]; that of a level is `column=level`.
-        missing: Which values are missing, bool [N, F].
+        missing: Which values are missing, bool [N, F]; of texts [N, 1].
         rounded: The names of the columns that lost digits.
     """
 
@@ -140,7 +140,10 @@ def one_hot(codes: np.ndarray, gaps: np.ndarray, number: int) -> np.ndarray:
     return rows
 
 
-OTHERWISE = ", or be left out (feature_columns), or be a category (categories: one-hot or codes)"
+OTHERWISE = (
+    ", or be left out (feature_columns), or be a category (categories: one-hot or codes), or be "
+    "the text of which the inputs are made (text_column)"
+)
 
 
 def numbers_of(key: str, name: str, column: Column) -> tuple[np.ndarray, np.ndarray]:

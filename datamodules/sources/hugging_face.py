@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from ..samples.images import has_16_bits, pixels_of, read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
 from .cells import MISSING, identifiers_of, targets_of
+from .tokens import tokens_of
 
 _MISSING_IN_CSV = MISSING | {  # as pandas reads them
     "#N/A N/A", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "None",
@@ -192,14 +192,10 @@ class HuggingFaceDataModule(FederatedDataModule):
         if isinstance(feature, Image):
             return self._images([split.select_columns([column]) for split in splits])
         if isinstance(feature, Value) and "string" in feature.dtype:
-            encode = encoder(self.tokenizer, self.length)
             texts = [text for s in splits for text in _values(s, column)]
-            said = f"{column!r}: texts become {self.length} whole numbers; longer ones are cut"
-            if self.tokenizer == "bytes":
-                cut = sum(len(text.encode()) > self.length for text in texts)
-                said += f", {cut:,} of {len(texts):,}"
+            tokens, said = tokens_of(column, texts, self.tokenizer, self.length)
             self.conversions.append(said)
-            return np.array([encode(text) for text in texts])
+            return tokens
         return np.concatenate([_numbers("input_column", s, column) for s in splits])
 
     def _images(self, splits: Sequence[Any]) -> np.ndarray:
@@ -286,56 +282,6 @@ def _quiet(datasets: Any, is_local: bool) -> Iterator[None]:
         hub.setLevel(hub_level)
         if shown:
             datasets.enable_progress_bars()
-
-
-def encoder(
-    tokenizer: Callable[[str], list[int]] | str, length: int | None
-) -> Callable[[str], list[int]]:
-    """Returns a function from a text to `length` whole numbers; see `HuggingFaceDataModule`.
-
-    Without a length they are the text's own tokens, without padding and special tokens.
-
-    Example:
-        >>> encoder("bytes", 4)("Hé")  # é has two bytes
-        [73, 196, 170, 0]
-    """
-    if isinstance(tokenizer, str) and tokenizer != "bytes":
-        return _hub_encoder(tokenizer, length)
-
-    def encode(text: str) -> list[int]:
-        if callable(tokenizer):
-            found = list(tokenizer(text))[:length]
-        else:
-            found = [byte + 1 for byte in text.encode()][:length]
-        return found + [0] * ((length or 0) - len(found))
-
-    return encode
-
-
-def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
-    """Returns a function from a text to `length` tokens of the package `tokenizers`."""
-    package, _, below = name.partition("/")  # a file in an installed package
-    if below and package.isidentifier() and (spec := find_spec(package)) is not None:
-        name = str(Path(spec.origin or "").parent / below)
-    try:
-        from tokenizers import Tokenizer
-
-        if Path(name).is_file():
-            known = Tokenizer.from_file(name)
-        else:
-            known = Tokenizer.from_pretrained(name)
-    except Exception as error:  # the package and the hub's client raise many types
-        raise ConfigError(
-            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({error_line(error)}); it "
-            "must be bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for "
-            "which the package tokenizers must be installed, by: pip install tokenizers"
-        ) from error
-    if length is None:
-        return lambda text: known.encode(text, add_special_tokens=False).ids
-    known.enable_truncation(length)
-    padding = next(filter(None, map(known.token_to_id, ("[PAD]", "<pad>"))), 0)
-    known.enable_padding(length=length, pad_id=padding)
-    return lambda text: known.encode(text).ids
 
 
 def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:

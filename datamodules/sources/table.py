@@ -1,7 +1,7 @@
 """A data module of tables in CSV or Parquet files."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +21,16 @@ from .cells import classes_of, identifiers_of, targets_of
 from .encoding import Inputs, check_numbers, gaps_of, narrowed
 from .table_columns import ColumnReader
 from .table_files import Table, joined_cells, read_table, rows_left
-from .table_inputs import InputReader
+from .table_inputs import InputReader, texts_of
+from .tokens import tokens_of
 from .windows import windows
 
 
 class TableDataModule(FederatedDataModule):
     r"""A table in a CSV or Parquet file: a row for each sample, inputs float32 [N, F].
+
+    With `text_column` the inputs are the tokens of texts, int64 [N, length], for a network that
+    begins with an embedding.
 
     A target column of whole numbers, text or booleans holds classes, which are numbered in
     ascending order; a column of floating numbers means regression. `target_kind` overrides this.
@@ -84,6 +88,12 @@ class TableDataModule(FederatedDataModule):
         horizon: The rows from the end of a window to its target.
         order_column: The column by which the rows of each client are sorted for windows: numbers,
             or dates as in `SplitOwn(order=...)`. None: the rows of the file are in order.
+        text_column: The column of the texts that are the inputs, alone. None: the inputs are the
+            columns above.
+        tokenizer: What makes numbers of a text: "bytes" or another one, as in
+            `HuggingFaceDataModule`.
+        length: Tokens of a text; further ones are left out. Missing ones are 0, or the padding
+            token of the tokenizer.
 
     Attributes:
         levels: By column, the levels of the inputs that are categories; known after `setup`.
@@ -113,10 +123,27 @@ class TableDataModule(FederatedDataModule):
         window: Count | None = None,
         horizon: Count = 1,
         order_column: str | None = None,
+        text_column: str | None = None,
+        tokenizer: Callable[[str], list[int]] | str = "bytes",
+        length: Count = 128,
         **kwargs: Any,
     ) -> None:
         add_rule(client_column, kwargs)
         super().__init__(**kwargs)
+        if text_column is not None:
+            expected = "None, as text_column has the inputs"
+            inputs = {
+                "feature_columns": feature_columns,
+                "categories": categories,
+                "window": window,
+            }
+            for key, other in inputs.items():
+                require_value(f"TableDataModule.{key}", other, other is None, expected)
+            expected = "'refuse' or 'drop', as texts have no mean"
+            require_value("TableDataModule.missing", missing, missing != "mean", expected)
+        self.text_column = text_column
+        self.tokenizer = tokenizer
+        self.length = int(length)
         self.missing = missing
         self.categories = categories
         for key, value in (("category_columns", category_columns), ("levels", levels)):
@@ -224,8 +251,11 @@ class TableDataModule(FederatedDataModule):
         super().read_like(other)
         if not isinstance(other, TableDataModule):
             return
-        if self.feature_columns is None:
+        if self.text_column is None and self.feature_columns is None:
             self.feature_columns = list(other.read_columns)
+            self.text_column = other.text_column
+            self.tokenizer = other.tokenizer
+            self.length = other.length
         if self.categories is None:
             self.categories = other.categories
         if self.target_kind is None:
@@ -262,11 +292,13 @@ class TableDataModule(FederatedDataModule):
             self.target_kind = "numbers"
 
     def rows(self, path: Path) -> tuple[np.ndarray, Table, np.ndarray]:
-        """Returns the inputs [n, F] of new rows in a file, all columns, and the rows' places.
+        """Returns the inputs of new rows in a file, all columns, and the rows' places.
+
+        The inputs are those of the class: [n, F], [n, length] of texts, [n, F, W] with windows.
 
         Columns and levels are those that the module has read; the target may be missing. With
         `missing: mean` a missing value is NaN, and else refused. Of a series the inputs are the
-        windows [n, F, W] that end with each row, for which a client's first rows are too few.
+        windows that end with each row, for which a client's first rows are too few.
         """
         self._ready()
         table = read_table(path, [])
@@ -276,9 +308,12 @@ class TableDataModule(FederatedDataModule):
                     f"it lacks the column {name!r}, an input of the run; its columns are "
                     f"{', '.join(table)}"
                 )
-        columns = ColumnReader(self.client_column, "mean")  # gaps are refused below, with their row
-        reader = InputReader(columns, self.categories, list(self.levels), self.levels)
-        inputs = reader.read([table], self.read_columns)
+        if self.text_column is not None:
+            inputs, _ = self._texts([table])
+        else:
+            columns = ColumnReader(self.client_column, "mean")  # gaps are refused below
+            reader = InputReader(columns, self.categories, list(self.levels), self.levels)
+            inputs = reader.read([table], self.read_columns)
         if self.missing == "mean":
             inputs.values[inputs.missing] = np.nan
         elif inputs.missing.any():
@@ -332,6 +367,11 @@ class TableDataModule(FederatedDataModule):
 
     def _inputs(self, tables: Sequence[Table], features: Sequence[str]) -> Inputs:
         """Returns the inputs of all rows, and notes their names, levels and changes."""
+        if self.text_column is not None:
+            self._reader.check(tables, "text_column", self.text_column)
+            inputs, line = self._texts(tables)
+            self.conversions.append(line)
+            return inputs
         reader = InputReader(
             self._reader, self.categories, self.category_columns, self._given_levels
         )
@@ -346,6 +386,21 @@ class TableDataModule(FederatedDataModule):
             if line not in self.conversions:  # inputs of a series are past targets
                 self.conversions.append(line)
         return inputs
+
+    def _texts(self, tables: Sequence[Table]) -> tuple[Inputs, str]:
+        """Returns the tokens of the texts of all rows, and a line that says what they are.
+
+        Where a text is missing, they are those of an empty one.
+        """
+        assert self.text_column is not None
+        texts: list[str] = []
+        gaps = []
+        for table in tables:
+            with self._reader.naming([table]):
+                texts += texts_of(self.text_column, table[self.text_column])
+            gaps.append(gaps_of(table[self.text_column].values))
+        tokens, line = tokens_of(self.text_column, texts, self.tokenizer, self.length)
+        return Inputs(tokens, [self.text_column], np.concatenate(gaps)[:, None], []), line
 
     def _columns_of_rules(self, tables: Sequence[Table]) -> dict[str, np.ndarray]:
         """Returns the columns that all tables have, for rules such as ByValue("age")."""
@@ -365,6 +420,8 @@ class TableDataModule(FederatedDataModule):
 
     def _features(self, table: Table) -> list[str]:
         """Returns the names of the columns of the inputs."""
+        if self.text_column is not None:
+            return [self.text_column]
         if self.feature_columns is not None:
             return list(self.feature_columns)
         known = {self.client_column, self.order_column}

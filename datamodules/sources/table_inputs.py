@@ -5,10 +5,12 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import ConfigError, require_value
+from ..errors import ConfigError, RowError, require_value
 from .encoding import (
+    Column,
     Inputs,
     codes_of,
+    gaps_of,
     is_text,
     joined_names,
     levels_of,
@@ -125,3 +127,28 @@ class InputReader:
         rows = one_hot(codes, gaps, len(levels))
         self.conversions.append(f"{name!r}: a column of 0 and 1 for each of {', '.join(levels)}")
         return {f"{name}={level}": (rows[:, k], gaps) for k, level in enumerate(levels)}
+
+
+def texts_of(name: str, column: Column) -> list[str]:
+    """Returns the texts of a column, as they are written in a CSV file; "" where one is missing.
+
+    Raises:
+        RowError: A value of a Parquet file is no text.
+    """
+    gaps = gaps_of(column.values)
+    cells = column.cells
+    if cells is None:
+        cells = column.values.tolist()
+    texts = []
+    for row, cell in enumerate(cells, 1):
+        if gaps[row - 1]:
+            texts.append("")
+        elif isinstance(cell, str):
+            texts.append(cell)
+        else:
+            raise RowError(
+                f"TableDataModule.text_column: the column {name!r} holds {cell!r}; it must hold "
+                f"text",
+                row,
+            )
+    return texts

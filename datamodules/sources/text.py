@@ -15,8 +15,8 @@ from ..ranges import Count, TwoOrMore
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import IGNORED, TensorSamples
-from .hugging_face import encoder
 from .rdatasets import rdata
+from .tokens import encoder
 
 
 class MovieLensDataModule(FederatedDataModule):

@@ -226,6 +226,9 @@ def _call(value: Any, modules: dict[str, set[str]]) -> str:
         return f"{{{pairs}}}"
     if isinstance(value, list):
         return f"[{', '.join(_call(one, modules) for one in value)}]"
+    if hasattr(value, "__qualname__"):  # a function or a class
+        modules.setdefault(value.__module__, set()).add(value.__qualname__)
+        return value.__qualname__
     return repr(value)
 
 

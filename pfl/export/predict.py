@@ -290,7 +290,9 @@ def _predictions(
         for part in np.array_split(places, -(-len(places) // POOL)):
             index = torch.from_numpy(part)
             whose = torch.full((len(part),), max(number, 0))
-            inputs = module.transforms(values[index], whose, index).to(method.global_model.dtype)
+            inputs = module.transforms(values[index], whose, index)
+            if inputs.is_floating_point():  # tokens stay whole numbers
+                inputs = inputs.to(method.global_model.dtype)
             for name, column in _columns(method, module, network, inputs, number).items():
                 if name not in result:
                     result[name] = np.empty(len(owners), column.dtype)

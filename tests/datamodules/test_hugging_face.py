@@ -10,7 +10,7 @@ from PIL import Image
 
 from datamodules import HuggingFaceDataModule, MappedSamples, Natural, OfficialSplit, SplitOwn
 from pfl.datamodules.sources import hugging_face as module
-from pfl.datamodules.sources.hugging_face import encoder
+from pfl.datamodules.sources.tokens import encoder
 
 datasets = pytest.importorskip("datasets")
 
@@ -210,9 +210,7 @@ def test_mistakes_are_named(tmp_path, one_line, monkeypatch):
         load("csv", "x", "y", data_files=str(tmp_path / "missing.csv"))
     texts = saved(tmp_path / "texts", train={"x": ["a", "b"], "y": [0, 1]})
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with one_line(
-        "HuggingFaceDataModule.tokenizer: 'no/such' cannot be loaded", "pip install tokenizers"
-    ):
+    with one_line("tokenizer: 'no/such' cannot be loaded", "pip install tokenizers"):
         load(texts, "x", "y", tokenizer="no/such")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with one_line("the package datasets must be installed, by: pip install datasets"):
@@ -304,7 +302,10 @@ def test_what_is_changed_is_told(tmp_path):
     folder = saved(tmp_path / "set", train=columns)
     texts = HuggingFaceDataModule(folder, "text", "y", length=3, num_clients=1)
     texts.setup()
-    said = "'text': texts become 3 whole numbers; longer ones are cut, 1 of 3"
+    said = (
+        "'text': texts become 3 whole numbers, their bytes in UTF-8 plus 1 and then 0; longer ones "
+        "are cut, 1 of 3"
+    )
     assert texts.conversions == [said]
     numbers = HuggingFaceDataModule(folder, "x", "y", num_clients=1)
     numbers.setup()

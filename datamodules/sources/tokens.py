@@ -1,0 +1,92 @@
+"""Texts as numbers of tokens."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ConfigError, error_line
+
+
+def tokens_of(
+    column: str, texts: Sequence[str], tokenizer: Callable[[str], list[int]] | str, length: int
+) -> tuple[np.ndarray, str]:
+    """Returns the tokens of texts, int64 [N, length], and a line that says what they are.
+
+    Args:
+        column: The name of the texts, for the line.
+        texts: The texts.
+        tokenizer: As of `HuggingFaceDataModule`.
+        length: Tokens of a text.
+
+    Example:
+        >>> tokens, line = tokens_of("mail", ["Hé", "Hello"], "bytes", 4)
+        >>> tokens.tolist()
+        [[73, 196, 170, 0], [73, 102, 109, 109]]
+        >>> line  # doctest: +NORMALIZE_WHITESPACE
+        "'mail': texts become 4 whole numbers, their bytes in UTF-8 plus 1 and then 0; longer ones
+        are cut, 1 of 2"
+    """
+    encode = encoder(tokenizer, length)
+    tokens = np.array([encode(text) for text in texts], np.int64).reshape(len(texts), length)
+    what = f"the tokens of {tokenizer}"
+    cut = ""
+    if tokenizer == "bytes":
+        what = "their bytes in UTF-8 plus 1 and then 0"
+        count = sum(len(text.encode()) > length for text in texts)
+        cut = f", {count:,} of {len(texts):,}"
+    elif not isinstance(tokenizer, str):
+        what = f"by {getattr(tokenizer, '__qualname__', type(tokenizer).__name__)}"
+    said = f"{column!r}: texts become {length} whole numbers, {what}; longer ones are cut{cut}"
+    return tokens, said
+
+
+def encoder(
+    tokenizer: Callable[[str], list[int]] | str, length: int | None
+) -> Callable[[str], list[int]]:
+    """Returns a function from a text to `length` whole numbers; see `HuggingFaceDataModule`.
+
+    Without a length they are the text's own tokens, without padding and special tokens.
+
+    Example:
+        >>> encoder("bytes", 4)("Hé")  # é has two bytes
+        [73, 196, 170, 0]
+    """
+    if isinstance(tokenizer, str) and tokenizer != "bytes":
+        return _hub_encoder(tokenizer, length)
+
+    def encode(text: str) -> list[int]:
+        if callable(tokenizer):
+            found = list(tokenizer(text))[:length]
+        else:
+            found = [byte + 1 for byte in text.encode()][:length]
+        return found + [0] * ((length or 0) - len(found))
+
+    return encode
+
+
+def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
+    """Returns a function from a text to `length` tokens of the package `tokenizers`."""
+    package, _, below = name.partition("/")  # a file in an installed package
+    if below and package.isidentifier() and (spec := find_spec(package)) is not None:
+        name = str(Path(spec.origin or "").parent / below)
+    try:
+        from tokenizers import Tokenizer
+
+        if Path(name).is_file():
+            known = Tokenizer.from_file(name)
+        else:
+            known = Tokenizer.from_pretrained(name)
+    except Exception as error:  # the package and the hub's client raise many types
+        raise ConfigError(
+            f"tokenizer: {name!r} cannot be loaded ({error_line(error)}); it "
+            "must be bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for "
+            "which the package tokenizers must be installed, by: pip install tokenizers"
+        ) from error
+    if length is None:
+        return lambda text: known.encode(text, add_special_tokens=False).ids
+    known.enable_truncation(length)
+    padding = next(filter(None, map(known.token_to_id, ("[PAD]", "<pad>"))), 0)
+    known.enable_padding(length=length, pad_id=padding)
+    return lambda text: known.encode(text).ids

@@ -1,0 +1,103 @@
+"""A run on a column of texts: predicted and exported, and computed again by counting bytes."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from tests.commands import call, table
+
+pytestmark = pytest.mark.cli
+REVIEWS = {
+    "7": [("fine", "yes"), ("bad", "no")],
+    "07": [("so fine", "yes"), ("bad, bad", "no"), ("déjà vu", "no")],
+}
+LENGTH = 6
+BYTES = 256
+
+
+def bytes_of(text: str) -> list[int]:
+    """A tokenizer of one's own: the bytes, from 1 to 256."""
+    return [byte + 1 for byte in text.encode()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run whose network adds a row of a table for each byte, and a file of new texts."""
+    folder = tmp_path_factory.mktemp("texts")
+    rows = [[client, *pair] for client, pairs in REVIEWS.items() for pair in pairs * 4]
+    with (folder / "reviews.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["user", "text", "liked"], *rows])
+    (folder / "new.csv").write_text("user,text\n07,fine\n7,déjà vu\n07,7\n")
+    (folder / "gap.csv").write_text("user,text\n07,fine\n7, \n")
+    bag = {"num_embeddings": BYTES + 1, "embedding_dim": 2, "padding_idx": 0, "mode": "sum"}
+    network = {"class_path": "torch.nn.EmbeddingBag", "init_args": bag}
+    config = {
+        "trainer": {
+            "name": "a", "max_epochs": 3, "default_root_dir": str(folder),
+            "enable_progress_bar": False,
+        },
+        "model": {"class_path": "LocalTrain", "init_args": {"network": network, "lr": 0.5}},
+        "data": {
+            "class_path": "TableDataModule",
+            "init_args": {
+                "file": str(folder / "reviews.csv"), "text_column": "text", "length": LENGTH,
+                "tokenizer": f"{__name__}.bytes_of", "target_column": "liked",
+                "client_column": "user",
+            },
+        },
+    }  # fmt: skip
+    (folder / "a.yaml").write_text(yaml.safe_dump(config))
+    done("fit", "--config", folder / "a.yaml")
+    return folder
+
+
+def done(*words):
+    status, _, error = call(*words)
+    assert status == 0, error
+
+
+def test_each_row_is_predicted_by_the_model_of_its_client(folder, tmp_path):
+    """The models are read from their exported files, and their rows are added here."""
+    last = folder / "a" / "checkpoints" / "last.ckpt"
+    done("export", "--ckpt_path", last, "--client", "all", "--out", tmp_path)
+    cards = [json.loads((tmp_path / f"client{c}/card.json").read_text()) for c in (0, 1)]
+    assert [card["client_name"] for card in cards] == ["07", "7"]
+    assert cards[0]["data"]["init_args"]["tokenizer"] == f"{__name__}.bytes_of"
+    assert (cards[0]["input"]["dtype"], cards[0]["input"]["shape"]) == ("int64", [LENGTH])
+    out = tmp_path / "predictions.csv"
+    done("predict", folder / "a", "--rows", folder / "new.csv", "--out", out)
+    texts = [("07", 0, "fine"), ("7", 1, "déjà v"), ("07", 0, "7")]
+    for row, (name, client, text) in zip(table(out), texts, strict=True):
+        weights = load_file(tmp_path / f"client{client}/model.safetensors")["weight"]
+        scores = sum(weights[byte + 1] for byte in text.encode()[:LENGTH])
+        chance = 1 / (1 + np.exp(scores[0] - scores[1]))
+        assert row["model"] == name
+        assert float(row["probability of yes"]) == pytest.approx(chance, rel=1e-5)
+        assert row["prediction"] == ["no", "yes"][int(scores[1] > scores[0])]
+
+
+def test_a_row_without_a_text_is_named(folder):
+    status, _, error = call("predict", folder / "a", "--rows", folder / "gap.csv")
+    assert status == 2
+    (line,) = error.splitlines()
+    assert line.endswith("row 2 after the names has no value of 'text'; a prediction needs one")
+
+
+def test_other_texts_are_read_as_the_runs_own(folder, tmp_path):
+    """Their file has no "no" for the client 7, and their configuration names no tokenizer."""
+    with (folder / "later.csv").open("w", newline="") as file:
+        rows = [["7", "fine", "yes"], ["07", "bad, bad", "no"], ["07", "so fine", "yes"]]
+        csv.writer(file).writerows([["user", "text", "liked"], *rows])
+    given = {"file": str(folder / "later.csv"), "target_column": "liked", "client_column": "user"}
+    content = {"data": {"class_path": "TableDataModule", "init_args": given}}
+    (folder / "later.yaml").write_text(yaml.safe_dump(content))
+    other = ["--data", folder / "later.yaml", "--out", tmp_path]
+    done("evaluate", folder / "a", *other)
+    rows = table(tmp_path / "scores.csv")
+    own = {row["client"]: float(row["accuracy"]) for row in rows if row["client"] == row["site"]}
+    # The texts are in the training data, which each client's model knows by heart.
+    assert own == {"07": 1.0, "7": 1.0}

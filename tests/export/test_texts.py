@@ -2,13 +2,17 @@
 
 import csv
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from safetensors.numpy import load_file
+from torch import Tensor, nn
 
 from tests.commands import call, table
+from tests.export.test_raw_samples import outputs_of_the_lines
 
 pytestmark = pytest.mark.cli
 REVIEWS = {
@@ -24,23 +28,38 @@ def bytes_of(text: str) -> list[int]:
     return [byte + 1 for byte in text.encode()]
 
 
+def half(scores: Tensor) -> Tensor:
+    return scores / 2
+
+
+class Bag(nn.Module):
+    """Adds a row of a table for each byte, and passes the sums through a function."""
+
+    def __init__(self, last: Callable[[Tensor], Tensor] = torch.tanh):
+        super().__init__()
+        self.rows = nn.EmbeddingBag(BYTES + 1, 2, padding_idx=0, mode="sum")
+        self.last = last
+
+    def forward(self, tokens):
+        return self.last(self.rows(tokens))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run whose network adds a row of a table for each byte, and a file of new texts."""
+    """A run whose tokenizer and last function are this file's, and files of new texts."""
     folder = tmp_path_factory.mktemp("texts")
     rows = [[client, *pair] for client, pairs in REVIEWS.items() for pair in pairs * 4]
     with (folder / "reviews.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["user", "text", "liked"], *rows])
     (folder / "new.csv").write_text("user,text\n07,fine\n7,déjà vu\n07,7\n")
     (folder / "gap.csv").write_text("user,text\n07,fine\n7, \n")
-    bag = {"num_embeddings": BYTES + 1, "embedding_dim": 2, "padding_idx": 0, "mode": "sum"}
-    network = {"class_path": "torch.nn.EmbeddingBag", "init_args": bag}
+    network = {"class_path": f"{__name__}.Bag", "init_args": {"last": f"{__name__}.half"}}
     config = {
         "trainer": {
-            "name": "a", "max_epochs": 3, "default_root_dir": str(folder),
+            "name": "a", "max_epochs": 5, "default_root_dir": str(folder),
             "enable_progress_bar": False,
         },
-        "model": {"class_path": "LocalTrain", "init_args": {"network": network, "lr": 0.5}},
+        "model": {"class_path": "LocalTrain", "init_args": {"network": network, "lr": 1.0}},
         "data": {
             "class_path": "TableDataModule",
             "init_args": {
@@ -60,7 +79,7 @@ def done(*words):
     assert status == 0, error
 
 
-def test_each_row_is_predicted_by_the_model_of_its_client(folder, tmp_path):
+def test_each_row_is_predicted_by_the_model_of_its_client(folder, tmp_path, monkeypatch):
     """The models are read from their exported files, and their rows are added here."""
     last = folder / "a" / "checkpoints" / "last.ckpt"
     done("export", "--ckpt_path", last, "--client", "all", "--out", tmp_path)
@@ -72,8 +91,12 @@ def test_each_row_is_predicted_by_the_model_of_its_client(folder, tmp_path):
     done("predict", folder / "a", "--rows", folder / "new.csv", "--out", out)
     texts = [("07", 0, "fine"), ("7", 1, "déjà v"), ("07", 0, "7")]
     for row, (name, client, text) in zip(table(out), texts, strict=True):
-        weights = load_file(tmp_path / f"client{client}/model.safetensors")["weight"]
-        scores = sum(weights[byte + 1] for byte in text.encode()[:LENGTH])
+        weights = load_file(tmp_path / f"client{client}/model.safetensors")["rows.weight"]
+        found = bytes_of(text)[:LENGTH]
+        scores = sum(weights[number] for number in found) / 2
+        tokens = torch.tensor([found + [0] * (LENGTH - len(found))])
+        lines = outputs_of_the_lines(tmp_path / f"client{client}", tokens, monkeypatch)
+        assert lines[0] == pytest.approx(scores, rel=1e-5)
         chance = 1 / (1 + np.exp(scores[0] - scores[1]))
         assert row["model"] == name
         assert float(row["probability of yes"]) == pytest.approx(chance, rel=1e-5)

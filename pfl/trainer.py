@@ -44,7 +44,13 @@ from pfl.distributed.strategy import Plugin, resolve_strategy, without_requeue
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.method.set_up import SCALED, refused_precision
-from pfl.rounds.checkpoint_io import BEFORE, Malformed, StreamedCheckpointIO, restore_error
+from pfl.rounds.checkpoint_io import (
+    BEFORE,
+    Malformed,
+    StreamedCheckpointIO,
+    last_checkpoint,
+    restore_error,
+)
 
 STAGES = ("train", "val", "test", "predict")
 SAMPLE_BATCH_CALLBACKS = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
@@ -280,7 +286,7 @@ class Trainer(RunTrainer):
         self._same_folder = ckpt_path == "auto"
         if not self._same_folder:
             return ckpt_path
-        last = self.root / self.name / "checkpoints" / "last.ckpt"
+        last = last_checkpoint(self.root / self.name)
         paths = (str(path) for path in (last, last.with_name(BEFORE)) if path.is_file())
         return next(paths, None)
 

@@ -23,6 +23,7 @@ LEAF = {
     "sent140": "Sent140DataModule",
 }
 TABLES = (".csv", ".parquet")
+OR_PARTY = ", or --party with a party's file"
 
 
 def compare(given: argparse.Namespace) -> None:
@@ -308,12 +309,16 @@ def report(given: argparse.Namespace) -> None:
 
 
 def export(given: argparse.Namespace) -> None:
-    """Write models of a finished or stopped run for other programs, which load them without pfl.
+    """Write models of a finished or stopped run for other programs.
 
-    The files are safetensors, or ONNX, and a card about the origin of the model.
+    The files are safetensors, or ONNX, which needs nothing of pfl, and a card about the origin of
+    the model.
     """
     if not (given.client or given.with_global):
         raise ConfigError("export: give --client with names, numbers or all, --global, or both")
+    if given.ckpt_path is not None and given.run_folder is not None:
+        raise ConfigError("export: RUN and --ckpt_path: give one of them")
+    run = given.ckpt_path or _run_of("export", given)
     from pfl.export import export as write
 
     clients = given.client
@@ -321,7 +326,7 @@ def export(given: argparse.Namespace) -> None:
         clients = None
     options = {"form": given.format, "factored": given.factored, "states": given.states}
     try:
-        write(given.ckpt_path, given.out, clients, with_global=given.with_global, **options)
+        write(run, given.out, clients, with_global=given.with_global, **options)
     except ImportError as error:
         needed = "safetensors"
         if given.format == "onnx":
@@ -329,14 +334,11 @@ def export(given: argparse.Namespace) -> None:
         raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
 
 
-def _checkpoint_of(run: Path | None) -> Path:
-    """Returns a checkpoint, which is given by its path or by the folder of its run."""
-    if run is None:
-        raise ConfigError("RUN: give the folder of a run, or --party with a party's file")
-    if run.is_dir():
-        return run / "checkpoints" / "last.ckpt"
-    if not run.exists():
-        raise ConfigError(f"{run}: there is no such file; it must be the folder of a run")
+def _run_of(command: str, given: argparse.Namespace, otherwise: str = "") -> Path:
+    """Returns the folder of a run, or a checkpoint in it, that a command was given."""
+    if given.run_folder is None:
+        raise ConfigError(f"{command}: RUN: give the folder of a run{otherwise}")
+    run: Path = given.run_folder
     return run
 
 
@@ -362,7 +364,7 @@ def evaluate(given: argparse.Namespace) -> None:
     from pfl.export.evaluate import evaluate as write
 
     options = {"data": given.data, "split": given.split, "metric": given.metric}
-    write(_checkpoint_of(given.run_folder), given.out, clients=given.client, **options)
+    write(_run_of("evaluate", given, OR_PARTY), given.out, clients=given.client, **options)
 
 
 def predict_rows(given: argparse.Namespace) -> None:
@@ -374,7 +376,8 @@ def predict_rows(given: argparse.Namespace) -> None:
         print(predict_at_party(given.party, given.rows, given.out, given.id))
         return
     models = {"client": given.client, "with_global": given.with_global}
-    print(predict(_checkpoint_of(given.run_folder), given.rows, given.out, given.id, **models))
+    run = _run_of("predict", given, OR_PARTY)
+    print(predict(run, given.rows, given.out, given.id, **models))
 
 
 def deploy(given: argparse.Namespace) -> None:

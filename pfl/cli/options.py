@@ -153,8 +153,10 @@ def add_parsers(parsers: Any) -> None:
     one = command(commands.cite, "print BibTeX of what a run was made of")
     one.add_argument("folder", nargs="+", type=Path, help=folders)
 
-    one = command(commands.export, "write models of a checkpoint for other programs")
-    one.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
+    one = command(commands.export, "write models of a run for other programs")
+    folder = "the folder of a run, or a checkpoint in it"
+    one.add_argument("run_folder", type=Path, metavar="RUN", nargs="?", help=folder)
+    one.add_argument("--ckpt_path", type=Path, metavar="RUN", help="another way to give it")
     one.add_argument(
         "--client", nargs="+", action="extend", default=[], help="names or numbers, or all"
     )
@@ -167,7 +169,6 @@ def add_parsers(parsers: Any) -> None:
     one = command(
         commands.evaluate, "score a run's models on each client's samples, or on other data"
     )
-    folder = "the folder of a run, or a checkpoint in it"
     one.add_argument("run_folder", type=Path, metavar="RUN", nargs="?", help=folder)
     there = "a party's file: its own model, on its own samples, without a server"
     one.add_argument("--party", type=Path, metavar="FILE", help=there)

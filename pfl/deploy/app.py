@@ -49,6 +49,7 @@ from pfl.deploy.wire import LIMIT
 from pfl.deploy.worker import Worker, digest, private_folder
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
+from pfl.method.facts import RunFacts
 from pfl.method.party import Party
 from pfl.rounds.loop import FederatedLoop
 from pfl.telling import be_heard
@@ -128,7 +129,7 @@ def write_app(words: list[str], out: Path) -> int:
     values = built.values
     name = values["trainer"]["name"]
     require_value("trainer.name", name, name.isprintable(), "a name within the runs folder")
-    _dtype(values)
+    dtype = _dtype(values)
     devices = values["trainer"].get("devices", 1)
     holds = devices in (1, "1", "auto", None) or (isinstance(devices, list) and len(devices) == 1)
     require_value("trainer.devices", devices, holds, "1; a server has one process")
@@ -142,7 +143,7 @@ def write_app(words: list[str], out: Path) -> int:
     for callback in callbacks_of(values["trainer"]):
         check_callback(pydoc.locate(callback["class_path"]))  # type: ignore[arg-type]
     data.prepare_data()
-    data.setup()
+    loop.setup()
     for place in lacking:
         found = data.transforms.transforms[place]
         such = ""
@@ -153,6 +154,9 @@ def write_app(words: list[str], out: Path) -> int:
             f"data.transforms: Normalize has no numbers, and each party would take those of its "
             f"own samples; give mean and std in the run's file{such}"
         )
+    run = RunFacts(loop, max_rounds=values["trainer"]["max_epochs"])
+    # Each party begins so, with its own samples.
+    built.method.to(dtype).begin_apart(run, int(data.client_sizes.argmax()), store=False)
     parties = data.num_clients
     arguments = {"num_clients": parties, "seed": loop.seed, **told_names(data)}
     arguments |= sample_kinds(data) | {"classes": data.num_classes}

@@ -325,7 +325,8 @@ def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets
     if together.shape[1:] != single.shape[1:]:
         raise ConfigError(
             f"loss: {name_of(runner.loss)} compares outputs {list(outputs.shape)} with targets "
-            f"{list(targets.shape)} all against all; give both the same shape"
+            f"{list(targets.shape)} all against all; give both the same shape, as "
+            f"outputs.reshape(targets.shape) has that of the targets"
         )
     beside = []
     for neighbour in (slice(1), slice(-1, None)):

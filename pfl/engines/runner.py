@@ -24,6 +24,10 @@ Precision: TypeAlias = Callable[[], AbstractContextManager[None]]
 Transform: TypeAlias = Callable[[nn.Module], bool]
 Replica: TypeAlias = tuple[nn.Module, list[nn.Parameter]]
 
+# PyTorch's losses of values, which compare outputs and targets place by place. A class below one of
+# them may do something else.
+OF_VALUES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss)
+
 
 def keep_layers(network: nn.Module) -> bool:
     """Changes nothing: the transform of networks that run as they are."""
@@ -173,12 +177,14 @@ class ModelRunner:
     def as_compared(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the targets as the loss takes them.
 
-        These are labels [n] of one output [n, 1] as [n, 1], and values in the unit of the training.
+        These are labels or values [n] of one output [n, 1] as [n, 1], for PyTorch's own losses, and
+        values in the unit of the training.
         """
         if self.target_scale is not None:
             targets = self.target_scale(targets)
-        has_one_label = targets.is_floating_point() and targets.ndim == 1
-        if has_one_label and outputs.shape[1:] == (1,) and self.label_threshold is not None:
+        has_one_value = targets.is_floating_point() and targets.ndim == 1
+        by_place = self.label_threshold is not None or type(self.loss) in OF_VALUES
+        if has_one_value and by_place and outputs.shape[1:] == (1,):
             return targets.unsqueeze(1)
         return targets
 

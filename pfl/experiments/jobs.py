@@ -37,6 +37,7 @@ from pfl.experiments.room import Room, used_memory, visible_cards
 from pfl.experiments.workers import side_by_side
 from pfl.files import content, make_folder, read_json, write_json
 from pfl.method.scoring import BACKDOOR
+from pfl.rounds.checkpoint_io import last_checkpoint
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.metrics import known_models
 from pfl.scores.names import HIGHER_IS_BETTER, scores_among
@@ -88,7 +89,7 @@ def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     path = folder.with_name(f"{folder.name}.yaml")
     text = f"# code {identity['code']}, data {identity['data']}\n{text}"
-    last = folder / "checkpoints" / "last.ckpt"
+    last = last_checkpoint(folder)
     interrupted = path.is_file() and path.read_text(encoding="utf-8") == text and last.is_file()
     begun = time.monotonic()
     if interrupted:
@@ -116,7 +117,7 @@ def finished_outcome(job: Job, root: Path, kept: Config | None = None) -> Config
     With `kept` it is that of a run that has kept the same checkpoints, or diverged.
     """
     outcome = _recorded_outcome(root / job.folder)
-    last = root / job.folder / "checkpoints" / "last.ckpt"
+    last = last_checkpoint(root / job.folder)
     lacks = kept is not None and not (last.is_file() and outcome.get("kept") == kept)
     if not outcome or (lacks and outcome.get("status") != "diverged"):
         return {}

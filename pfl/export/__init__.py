@@ -1,4 +1,4 @@
-"""Models of a checkpoint as files that other programs load without `pfl`."""
+"""Models of a run as files for other programs."""
 
 from pfl.export.run import export
 

@@ -254,7 +254,7 @@ def evaluate(
     `loop.finetune`, trained on samples of the run.
 
     Args:
-        checkpoint: A checkpoint in the folder of its run.
+        checkpoint: The folder of a run, for its last checkpoint; or a checkpoint in it.
         out: The folder of the files; None: `evaluation` in the run's folder.
         data: A configuration file whose `data` have other clients, or other samples; None: the
             run's own. Its samples are read as the run has read its own: columns, levels, classes,

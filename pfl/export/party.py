@@ -40,7 +40,7 @@ class PartyRun:
         if not has_own_models(method):
             raise ConfigError(
                 f"{name}: {type(method).__name__} has one model for all parties, which is in the "
-                f"server's run: checkpoints/last.ckpt there, for pfl export --global"
+                f"server's run, for pfl export --global"
             )
         found = [*worker.folder.glob(f"*/client-{self.client}/{RECEIVED}")]
         if not found:

@@ -40,7 +40,7 @@ def predict(
     value that comes `horizon` rows later.
 
     Args:
-        checkpoint: A checkpoint in the folder of its run.
+        checkpoint: The folder of a run, for its last checkpoint; or a checkpoint in it.
         rows: A `.csv` or `.parquet` file.
         out: The file that is written.
         id_column: The column that is copied as the id; None: the number of the row, from 1.

@@ -1,4 +1,4 @@
-"""`pfl export`: writes models of a checkpoint as files that other programs load without `pfl`."""
+"""`pfl export`: writes models of a run as files for other programs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from pfl.method.exported import (
 )
 from pfl.models.adapters import adapted_layers
 from pfl.models.pretrained import Pretrained
+from pfl.rounds.checkpoint_io import last_checkpoint
 
 POOL = 4096  # samples in one forward pass
 Format = Literal["safetensors", "onnx", "peft"]
@@ -51,22 +52,33 @@ QUIET = {
 class RestoredRun(FederatedCLI):
     """The objects of a run as they were at a checkpoint; nothing runs, and nothing is written.
 
-    The checkpoint lies in the folder of its run, beside the run's configuration.
+    Args:
+        run: The folder of a run, for its last checkpoint; or a checkpoint in it.
+        command: The command, whose name begins an error.
     """
 
     parties: dict[str, Any] | None = None  # what a server knew of its parties
 
-    def __init__(self, checkpoint: Path, key: str = "export: --ckpt_path") -> None:
-        if len(checkpoint.parts) < 2:  # in the current folder, whose parent has no other name
-            checkpoint = checkpoint.absolute()
+    def __init__(self, run: Path, command: str) -> None:
+        checkpoint = run
+        if run.is_dir():
+            checkpoint = last_checkpoint(run)
+        elif len(run.parts) < 2:  # in the current folder, whose parent has no other name
+            checkpoint = run.absolute()
         self.folder = checkpoint.parent.parent
         path = self.folder / "config.yaml"
         if not checkpoint.is_file():
-            raise ConfigError(f"{key}: {checkpoint} is not a file")
+            reason = "it must be the folder of a run, or a checkpoint in it"
+            if run.is_dir() and path.is_file():
+                reason = (
+                    f"it has no {checkpoint.relative_to(run)}: no round has ended, or none was "
+                    f"kept, as by pfl compare without --keep"
+                )
+            raise ConfigError(f"{command}: {run}; {reason}")
         if not path.is_file():
             raise ConfigError(
-                f"{key}: {checkpoint}; the run's configuration {path} is missing; a run that "
-                f"Python has built has none (docs/export.md)"
+                f"{command}: {run}; the run's configuration {path} is missing; a run that Python "
+                f"has built has none (docs/export.md)"
             )
         self.checkpoint = checkpoint
         words = ["predict", "--config", str(path), "--ckpt_path", str(checkpoint)]
@@ -162,7 +174,7 @@ def export(
     factored: bool = False,
     states: str | Path | None = None,
 ) -> list[Path]:
-    """Writes models of a checkpoint, a folder each: `client<id>` and `global`; returns the folders.
+    """Writes models of a run, a folder each: `client<id>` and `global`; returns the folders.
 
     The generator of FedGen is written besides, in the folder `generator`.
 
@@ -171,7 +183,7 @@ def export(
     dense updates are merged into the weights; the format "peft" has the factors alone.
 
     Args:
-        checkpoint: A checkpoint in the folder of its run.
+        checkpoint: The folder of a run, for its last checkpoint; or a checkpoint in it.
         out: The folder in which the models get folders.
         clients: Numbers or names of the clients whose models are written; None: all clients. A
             client that is given twice is written once.
@@ -181,9 +193,9 @@ def export(
         states: The folder of the states of real parties (`folder` in a party's file).
 
     Raises:
-        ConfigError: There is no such checkpoint, client or model.
+        ConfigError: There is no such run, client or model.
     """
-    run = RestoredRun(Path(checkpoint))
+    run = RestoredRun(Path(checkpoint), "export")
     out = Path(out)
     if states is not None:
         states = Path(states)

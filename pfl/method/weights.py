@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pfl.datamodules.errors import optional_module
 from pfl.errors import ConfigError
+from pfl.rounds.checkpoint_io import last_checkpoint
 
 SHOWN = 3  # names in a message
 
@@ -31,7 +32,7 @@ def load_weights(network: nn.Module, given: str | Path) -> dict[str, str]:
     key = "model.weights"
     path = Path(given).expanduser()
     if path.is_dir():
-        path = path / "checkpoints" / "last.ckpt"
+        path = last_checkpoint(path)
     if not path.is_file():
         raise ConfigError(f"{key}: {path} is not a file; it must be one, or the folder of a run")
     values = _read(key, path)

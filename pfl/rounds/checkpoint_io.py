@@ -99,6 +99,11 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         return loaded
 
 
+def last_checkpoint(run: Path) -> Path:
+    """Returns where the last checkpoint of a run is, from the run's folder."""
+    return run / "checkpoints" / "last.ckpt"
+
+
 def write_key(path: Path, secret: bytes) -> None:
     """Writes a key, which only the owner of the file may read."""
     if path.is_file() and path.read_text(encoding="utf-8").strip() == secret.hex():

@@ -35,6 +35,31 @@ def test_floating_labels_n_are_labels_n_1_of_one_output(engine, loss, tmp_path):
     assert max(value for key, value in flat[-1].items() if key.endswith("accuracy")) > 0.7
 
 
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap"])
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss]
+)
+def test_values_n_are_values_n_1_of_one_output(engine, loss, tmp_path):
+    values = X.sum(1).astype(np.float32)
+    flat = rows(of(values), tmp_path, loss=loss(), engine=engine)
+    assert flat == rows(of(values[:, None]), tmp_path, loss=loss(), engine=engine)
+    if loss is nn.MSELoss:
+        assert flat == rows(of(values), tmp_path, engine=engine)  # the default
+
+
+def test_a_loss_of_ones_own_gets_values_as_they_are(tmp_path):
+    """It may do without PyTorch's axis for one output."""
+
+    class Own(nn.L1Loss):
+        def forward(self, outputs, targets):
+            assert targets.ndim == 1
+            return super().forward(outputs.flatten(), targets)
+
+    values = X.sum(1).astype(np.float32)
+    expected = rows(of(values), tmp_path, loss=nn.L1Loss())
+    assert rows(of(values), tmp_path, loss=Own()) == expected
+
+
 def test_labels_of_a_csv_file_for_one_output(tmp_path):
     lines = [",".join(map(str, [*x, y])) for x, y in zip(X.tolist(), Y.tolist(), strict=True)]
     (tmp_path / "a.csv").write_text("\n".join(["a,b,c,y", *lines, ""]))

@@ -328,3 +328,21 @@ def test_what_cannot_run_with_parties_is_refused_at_once(tmp_path, monkeypatch, 
     status, _, error = call("deploy", *first, *words, "--out", "app")
     assert status == 2 and line in error and error.count("\n") == 1
     assert not Path("app").exists()
+
+
+@pytest.mark.cli
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        (["--model.loss", "torch.nn.MSELoss"], "loss: MSELoss cannot compare outputs ["),
+        (["--model.network.num_classes", 9], "network: SmallCNN gives outputs of shape [9] for"),
+        (["--loop.clients_per_round", 4], "loop.clients_per_round: 4; it must be from 1 to 3"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused_as_by_fit(tmp_path, monkeypatch, words, begin):
+    monkeypatch.chdir(tmp_path)
+    words = [*WORDS, "--model.network", "SmallCNN", *words]
+    status, _, expected = call("fit", *words)
+    assert status == 2 and expected.startswith(f"error: {begin}")
+    assert call("deploy", *words, "--out", "app") == (2, "", expected)
+    assert not Path("app").exists()

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import re
+import shutil
 from argparse import ArgumentParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,8 +94,7 @@ def exported(tmp_path_factory):
     for name, (*run, words) in RUNS.items():
         made = fit(folder, name, *run)
         out = folder / "out" / name
-        checkpoint = str(made / "checkpoints" / "last.ckpt")
-        assert main(["export", "--ckpt_path", checkpoint, *words, "--out", str(out)]) == 0
+        assert main(["export", str(made), *words, "--out", str(out)]) == 0
         result[name] = made, out
     return result
 
@@ -283,7 +283,7 @@ def test_tensors_have_the_plain_names_and_the_clients_own_head(exported):
             "--states: s, but the run has no real parties",
         ),
         ("head", ["--frobnicate"], "unrecognized arguments: --frobnicate"),
-        (None, ["--global"], "is not a file"),
+        (None, ["--global"], "; it must be the folder of a run, or a checkpoint in it"),
     ],
 )
 def test_mistakes_are_one_line(run, words, message, exported, tmp_path, capsys):
@@ -309,6 +309,32 @@ def test_a_checkpoint_without_the_configuration_of_its_run_is_refused(exported, 
     write(tmp_path / "config.yaml", changed(config, "seed_everything", 7))
     assert main(["export", *words]) == 2
     assert "the checkpoint's partition is" in capsys.readouterr().err
+
+
+def test_a_run_is_given_by_its_folder_or_by_a_checkpoint(exported, tmp_path, capsys):
+    """An interrupted run has no summary, and the card of its model no scores."""
+    run, out = exported["head"]
+    stopped = tmp_path / "stopped"
+    shutil.copytree(run, stopped)
+    (stopped / "summary.json").unlink()
+    last = stopped / "checkpoints" / "last.ckpt"
+    for number, words in enumerate(([stopped], [last], ["--ckpt_path", stopped])):
+        folder = tmp_path / str(number)
+        assert call("export", *words, "--client", "0", "--out", folder)[0] == 0
+        written = (folder / "client0" / "model.safetensors").read_bytes()
+        assert written == (out / "client0" / "model.safetensors").read_bytes()
+        assert json.loads((folder / "client0" / "card.json").read_text())["scores"] == {}
+    options = ["--client", "0", "--out", tmp_path / "none"]
+    for words, line in (
+        ([], "export: RUN: give the folder of a run"),
+        ([run, "--ckpt_path", last], "export: RUN and --ckpt_path: give one of them"),
+    ):
+        status, _, error = call("export", *words, *options)
+        assert (status, error) == (2, f"error: {line}\n")
+    last.unlink()
+    status, _, error = call("export", stopped, *options)
+    assert status == 2
+    assert error.startswith(f"error: export: {stopped}; it has no checkpoints/last.ckpt: no round")
 
 
 def test_a_checkpoint_in_the_current_folder(exported, tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def test_onnx_graphs_make_the_same_features(checkpoint, tmp_path):
     noise = np.random.default_rng(0).normal(size=(CLASSES, NOISE))
     inputs = np.concatenate([noise, np.eye(CLASSES)], 1).astype(np.float32)
     (made,) = session.run(None, {"inputs": inputs})
-    run = RestoredRun(checkpoint)
+    run = RestoredRun(checkpoint, "export")
     expected = features(run.model.generator.double().numpy(), noise)
     np.testing.assert_allclose(made, expected, atol=1e-5)
     assert "3 numbers of standard normal noise" in (tmp_path / "generator/README.md").read_text()

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner, check_apart, check_owned
 from .samples.loaded import (
     Loaded,
+    NewSamples,
     check_loaded,
     host_targets,
     owner_of,
@@ -166,6 +168,17 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         and names of classes that its file may lack.
         """
         self._like = other
+
+    def new_samples(self, path: Path) -> NewSamples:
+        """Reads samples of the same kind that the run has not seen; their targets may be missing.
+
+        Raises:
+            ConfigError: The file is not as the run's, or the data module reads no new samples.
+        """
+        raise ConfigError(
+            f"the run's data are {type(self).__name__}, and new samples are read for those of "
+            f"TableDataModule, ArrayDataModule and ImageFolderDataModule"
+        )
 
     def in_file(self, error: RowError) -> RowError:
         """Returns an error about a sample, counted from 1, with its row in the user's file."""

@@ -46,6 +46,24 @@ class Loaded(NamedTuple):
     missing: np.ndarray | None = None
 
 
+class NewSamples(NamedTuple):
+    """Samples of a file that a run has not seen, perhaps without targets, as for `pfl predict`.
+
+    Attributes:
+        inputs: Inputs as those of `Loaded`, [n, ...]; NaN where a value is missing.
+        ids: Columns that tell the samples apart, by name, the main one first: values [n].
+        columns: The columns of the file by name, of which each may be the id: values [n].
+        clients: The name of the client that each sample names, [n]; None: they name none.
+        naming: How samples name their clients, for a message.
+    """
+
+    inputs: np.ndarray
+    ids: Mapping[str, np.ndarray]
+    columns: Mapping[str, np.ndarray]
+    clients: Sequence[str] | None
+    naming: str
+
+
 def check_loaded(name: str, loaded: object, columns: Sequence[str] | None = None) -> None:
     """Checks the result of `load` of the data module `name`, and warns of what looks wrong.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, error_line, require_value
-from ..samples.loaded import Loaded
+from ..samples.loaded import Loaded, NewSamples
 from ..samples.samples import TensorSamples, are_scaled
 
 
@@ -111,6 +111,34 @@ class ArrayDataModule(FederatedDataModule):
         if self._file is None:
             return self._loaded
         return self._convert(f"an array in {str(self._file)!r}", _read(self._file))
+
+    def new_samples(self, path: Path) -> NewSamples:
+        """Reads the array `inputs` of an `.npz` file, perhaps with `client_ids`.
+
+        With `missing: mean` NaN are missing values, and else refused.
+        """
+        if path.suffix != ".npz":
+            raise ConfigError("it must be an .npz file")
+        arrays = _read(path)
+        require_value("inputs", None, "inputs" in arrays, f"an array in {str(path)!r}")
+        inputs = _tensor("inputs", arrays["inputs"])
+        samples = self.samples
+        assert isinstance(samples, TensorSamples)
+        expected = f"{samples.inputs.dtype}, as the run's"
+        holds = inputs.dtype == samples.inputs.dtype
+        require_value("inputs.dtype", inputs.dtype, holds, expected)
+        values = inputs.numpy()
+        if self.missing != "mean" and _gaps(values).any():
+            sample = int(np.argwhere(_gaps(values))[0][0])
+            raise ConfigError(f"sample {sample} has no value in a place; a prediction needs all")
+        clients = None
+        if "client_ids" in arrays:
+            clients = [str(client) for client in arrays["client_ids"].tolist()]
+            number = len(clients)
+            expected = f"{len(values)}, one for each sample"
+            require_value("number of client_ids", number, number == len(values), expected)
+        ids = {"sample": np.arange(len(values))}
+        return NewSamples(values, ids, {}, clients, "client_ids in the file")
 
     def _convert(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
         """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""

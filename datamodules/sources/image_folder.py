@@ -13,7 +13,7 @@ from ..errors import ConfigError, require_value
 from ..files import files_below
 from ..ranges import Count, as_int
 from ..samples.images import Colour, changes_of, decode
-from ..samples.loaded import Loaded
+from ..samples.loaded import Loaded, NewSamples
 from ..samples.memory_map import train_and_test
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -116,6 +116,25 @@ class ImageFolderDataModule(FederatedDataModule):
         if owners[0] is not None:
             ids = np.array(owners)
         return Loaded(train, test, ids, class_names=classes.tolist())
+
+    def new_samples(self, path: Path) -> NewSamples:
+        """Reads all images below a folder; the first folder below it may be the client's name."""
+        if not path.is_dir():
+            raise ConfigError("it must be a folder of images")
+        files = []
+        for file in sorted(files_below(path)):
+            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.suffix.lower() in SUFFIXES and not hidden:
+                files.append(file)
+        if not files:
+            raise ConfigError(f"it holds no images, whose names end with {', '.join(SUFFIXES)}")
+        places = [file.relative_to(path) for file in files]
+        clients = None
+        if all(len(place.parts) > 1 for place in places):
+            clients = [place.parts[0] for place in places]
+        ids = {"file": np.array([place.as_posix() for place in places], object)}
+        inputs = decode(files, self.image_size, None, self.colour)
+        return NewSamples(inputs, ids, {}, clients, "images in folders with the clients' names")
 
     def _decode(self, found: list["_Image"]) -> np.ndarray:
         paths = [image.path for image in found]

@@ -15,7 +15,7 @@ from ..protocols.protocol import SplitOwn
 from ..ranges import Count, as_int
 from ..rules.partitioner import Partitioner
 from ..rules.sample_values import add_rule
-from ..samples.loaded import Loaded
+from ..samples.loaded import Loaded, NewSamples
 from ..samples.memory_map import train_and_test
 from .cells import classes_of, identifiers_of, targets_of
 from .encoding import Inputs, check_numbers, gaps_of, narrowed
@@ -291,15 +291,16 @@ class TableDataModule(FederatedDataModule):
         if numbers and self.target_kind is None and self.given_classes is None:
             self.target_kind = "numbers"
 
-    def rows(self, path: Path) -> tuple[np.ndarray, Table, np.ndarray]:
-        """Returns the inputs of new rows in a file, all columns, and the rows' places.
-
-        The inputs are those of the class: [n, F], [n, length] of texts, [n, F, W] with windows.
+    def new_samples(self, path: Path) -> NewSamples:
+        """Reads the rows of a file, with the numbers of the rows, from 1, as ids.
 
         Columns and levels are those that the module has read; the target may be missing. With
         `missing: mean` a missing value is NaN, and else refused. Of a series the inputs are the
-        windows that end with each row, for which a client's first rows are too few.
+        windows that end with each row, for which a client's first rows are too few; the times at
+        which they end are ids, too.
         """
+        if path.suffix not in (".csv", ".parquet"):
+            raise ConfigError("it must be a .csv or .parquet file, as the run's")
         self._ready()
         table = read_table(path, [])
         for name in self.read_columns:
@@ -311,8 +312,8 @@ class TableDataModule(FederatedDataModule):
         if self.text_column is not None:
             inputs, _ = self._texts([table])
         else:
-            columns = ColumnReader(self.client_column, "mean")  # gaps are refused below
-            reader = InputReader(columns, self.categories, list(self.levels), self.levels)
+            single = ColumnReader(self.client_column, "mean")  # gaps are refused below
+            reader = InputReader(single, self.categories, list(self.levels), self.levels)
             inputs = reader.read([table], self.read_columns)
         if self.missing == "mean":
             inputs.values[inputs.missing] = np.nan
@@ -322,9 +323,21 @@ class TableDataModule(FederatedDataModule):
                 f"row {row + 1} after the names has no value of {inputs.names[place]!r}; a "
                 f"prediction needs one"
             )
-        if self.window is None:
-            return inputs.values, table, np.arange(len(inputs.values))
-        return self._windows_of_rows(path, table, inputs.values)
+        values = inputs.values
+        places = np.arange(len(values))
+        if self.window is not None:
+            values, table, places = self._windows_of_rows(path, table, values)
+        columns = {name: np.array(one.cells or one.values, object) for name, one in table.items()}
+        ids = {"row": places + 1}
+        if self.window is not None and self.order_column is not None:
+            ids[self.order_column] = columns[self.order_column]
+        clients = None
+        naming = ""
+        if self.client_column is not None:
+            naming = f"rows with the column {self.client_column!r}"
+            if self.client_column in columns:
+                clients = [str(cell) for cell in columns[self.client_column]]
+        return NewSamples(values, ids, columns, clients, naming)
 
     def _windows_of_rows(
         self, path: Path, table: Table, values: np.ndarray

@@ -215,7 +215,8 @@ def predict_parser() -> CommandParser:
     one.add_argument("run_folder", type=Path, metavar="RUN", nargs="?", help=folder)
     there = "a party's file: its own model predicts, without a server"
     one.add_argument("--party", type=Path, metavar="FILE", help=there)
-    one.add_argument("--rows", type=Path, required=True, help="a .csv or .parquet file of new rows")
+    what = "new samples as the run's: a .csv, .parquet or .npz file, or a folder of images"
+    one.add_argument("--rows", type=Path, required=True, help=what)
     one.add_argument(
         "--id", metavar="COLUMN", help="the column of the ids; default: the row number"
     )

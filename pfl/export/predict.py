@@ -1,4 +1,4 @@
-"""`pfl predict RUN --rows FILE`: what a run's models predict for the rows of a new table."""
+"""`pfl predict RUN --rows FILE`: what a run's models predict for new samples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pfl import files
-from pfl.datamodules import FederatedDataModule, TableDataModule
-from pfl.datamodules.sources.table_files import Table
+from pfl.datamodules import FederatedDataModule, TensorSamples
+from pfl.datamodules.samples.loaded import NewSamples
 from pfl.errors import ConfigError, in_list
 from pfl.export.party import PartyRun
 from pfl.export.run import POOL, RestoredRun
@@ -33,44 +33,46 @@ def predict(
     client: str | None = None,
     with_global: bool = False,
 ) -> Path:
-    """Writes a row for each row of a table: its id, the model, the prediction, probabilities.
+    """Writes a row for each new sample: its id, the model, the prediction, probabilities.
 
-    The run's data must be a `TableDataModule`. The table has its columns, with or without the
-    target. With windows, a row is predicted for each row with which a client's window ends: the
-    value that comes `horizon` rows later.
+    New samples are given as the run's data module reads them: the rows of a table, with its columns
+    (`TableDataModule`); the array `inputs` of an `.npz` file, perhaps with `client_ids`
+    (`ArrayDataModule`); or the images of a folder, perhaps in folders with the clients' names
+    (`ImageFolderDataModule`). Targets may be missing. With windows, a row is predicted for each row
+    with which a client's window ends: the value that comes `horizon` rows later.
 
     Args:
         checkpoint: The folder of a run, for its last checkpoint; or a checkpoint in it.
-        rows: A `.csv` or `.parquet` file.
+        rows: The file or the folder of the samples.
         out: The file that is written.
-        id_column: The column that is copied as the id; None: the number of the row, from 1.
-        client: The client whose model predicts; None: for each row the client in the run's
-            `client_column`, where clients have models or numbers of their own, and else the global
-            model.
+        id_column: The column of a table that is copied as the id; None: the number of the row, from
+            1; the number of the sample, from 0; or the path of the image.
+        client: The client whose model predicts; None: the client that each sample names, as rows do
+            in the run's `client_column`, where clients have models or numbers of their own, and
+            else the global model.
         with_global: Whether the global model predicts.
 
     Raises:
-        ConfigError: There is no such run, client or column, or a row lacks a value.
+        ConfigError: There is no such run, client or column, a row lacks a value, or the targets of
+            a sample are no single class, value or row of labels.
     """
     if client is not None and with_global:
         raise ConfigError("predict: --client and --global: give one of them")
     _check_rows(rows)
     run = RestoredRun(checkpoint, "predict")
     with run.models_in_use():
-        module = _table_of(run.datamodule.datamodule)
-        values, table, places = _read(module, rows)
-        columns = _ids(module, table, rows, places, id_column)
-        owners, numbers = _owners(run, table, len(values), client, with_global)
+        module = run.datamodule.datamodule
+        samples = _read(module, rows)
+        columns = _ids(samples, rows, id_column)
+        owners, numbers = _owners(run, samples, client, with_global)
         names = module.names_or_numbers
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
         gaps = numbers
         if client is None and not with_global:
-            gaps = _clients_of_gaps(module, table, numbers)
-        _fill_gaps(module, rows, values, gaps)
+            gaps = _clients_of_gaps(module, samples, numbers)
+        _fill_gaps(module, rows, samples.inputs, gaps)
         networks = partial(_network_of, run)
-        columns |= _predictions(
-            run.model, networks, module, torch.from_numpy(values), owners, numbers
-        )
+        columns |= _predictions(run.model, networks, module, samples.inputs, owners, numbers)
     files.make_folder(out.parent, "predict: --out")
     files.write_csv(out, [columns])
     return out
@@ -83,7 +85,7 @@ def predict_at_party(
 
     Args:
         party: The party's file.
-        rows: A `.csv` or `.parquet` file with the columns of the party's own table.
+        rows: A file with the columns of the party's own table, or what its data module reads.
         out: The file that is written.
         id_column: As of `predict`.
     """
@@ -91,60 +93,63 @@ def predict_at_party(
     run = PartyRun(party, "predict: --party")
     method = run.party.method
     with method.in_full_precision():
-        module = _table_of(run.own)
-        values, table, places = _read(module, rows)
-        columns = _ids(module, table, rows, places, id_column)
-        owners = np.full(len(values), run.place)
-        columns["model"] = np.full(len(values), f"party {run.client}", object)
-        _fill_gaps(module, rows, values, owners)
+        module = run.own
+        samples = _read(module, rows)
+        columns = _ids(samples, rows, id_column)
+        owners = np.full(len(samples.inputs), run.place)
+        columns["model"] = np.full(len(owners), f"party {run.client}", object)
+        _fill_gaps(module, rows, samples.inputs, owners)
         network = run.network().cpu()
-        columns |= _predictions(
-            method, lambda _: network, module, torch.from_numpy(values), owners, owners
-        )
+        columns |= _predictions(method, lambda _: network, module, samples.inputs, owners, owners)
     files.make_folder(out.parent, "predict: --out")
     files.write_csv(out, [columns])
     return out
 
 
 def _check_rows(rows: Path) -> None:
-    if rows.suffix not in (".csv", ".parquet") or not rows.is_file():
-        raise ConfigError(f"predict: --rows: {rows}; it must be an existing .csv or .parquet file")
+    if not rows.exists():
+        raise ConfigError(f"predict: --rows: {rows}; there is no such file or folder")
 
 
-def _read(module: TableDataModule, rows: Path) -> tuple[np.ndarray, Table, np.ndarray]:
-    """Returns what `TableDataModule.rows` returns; its errors name the file."""
+def _read(module: FederatedDataModule, rows: Path) -> NewSamples:
+    """Returns new samples of a file; an error names it."""
+    _, target = module.samples.gather(torch.zeros(1, dtype=torch.int64))
+    places = target.ndim - 1
+    if places > 1 or (places == 1 and not target.is_floating_point()):
+        raise ConfigError(
+            f"predict: a target of the run has the shape {list(target.shape[1:])}, which has no "
+            f"place in a row; pfl export writes the model"
+        )
     try:
-        return module.rows(rows)
+        samples = module.new_samples(rows)
     except ConfigError as error:
         raise ConfigError(f"predict: --rows: {rows}: {error}") from error
+    shape = list(samples.inputs.shape[1:])
+    expected = list(module.samples.input_shape)
+    if shape != expected:
+        raise ConfigError(
+            f"predict: --rows: {rows}: an input has the shape {shape}; it must be {expected}, as "
+            f"in the run"
+        )
+    return samples
 
 
-def _table_of(module: FederatedDataModule) -> TableDataModule:
-    if not isinstance(module, TableDataModule):
-        kind = type(module).__name__
-        raise ConfigError(f"predict: --rows: the run's data are {kind}; rows need a table's")
-    return module
-
-
-def _ids(
-    module: TableDataModule, table: Table, rows: Path, places: np.ndarray, id_column: str | None
-) -> dict[str, Any]:
-    """Returns the first columns of the predictions: the ids of rows, or their numbers from 1.
+def _ids(samples: NewSamples, rows: Path, id_column: str | None) -> dict[str, Any]:
+    """Returns the first columns of the predictions: the ids of the samples.
 
     Where windows of a series are predicted, the time at which each one ends follows.
     """
-    columns: dict[str, Any] = {"row": places + 1}
+    columns = dict(samples.ids)
     if id_column is not None:
-        if id_column not in table:
+        if not samples.columns:
+            raise ConfigError(f"predict: --id: {id_column}; only tables have columns")
+        if id_column not in samples.columns:
             raise ConfigError(
                 f"predict: --id: {id_column}; it must be a column of {rows}, which are "
-                f"{', '.join(table)}"
+                f"{', '.join(samples.columns)}"
             )
-        column = table[id_column]
-        columns = {id_column: np.array(column.cells or column.values, object)}
-    if module.window is not None and module.order_column is not None:
-        column = table[module.order_column]
-        columns[module.order_column] = np.array(column.cells or column.values, object)
+        del columns[next(iter(columns))]
+        columns = {id_column: samples.columns[id_column], **columns}
     for name in columns:
         if name in TAKEN:
             raise ConfigError(
@@ -155,16 +160,16 @@ def _ids(
 
 
 def _owners(
-    run: RestoredRun, table: Table, count: int, client: str | None, with_global: bool
+    run: RestoredRun, samples: NewSamples, client: str | None, with_global: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whose model predicts each row, and by whose numbers, int64 [n].
+    """Returns whose model predicts each sample, and by whose numbers, int64 [n].
 
     These are the client's means and deviations. -1 stands for the global model, and for the numbers
     of all clients.
     """
     method = run.model
     module = run.datamodule.datamodule
-    assert isinstance(module, TableDataModule)
+    count = len(samples.inputs)
     everyone = np.full(count, -1)
     own = has_own_models(method) and not with_global
     if not own and not module.differs_by_client:
@@ -177,62 +182,65 @@ def _owners(
     if client is not None:
         whose = np.full(count, run.number(client, "predict: --client", ""))
     else:
-        whose = _clients_of_rows(run, module, table, own)
+        whose = _clients_of(run, module, samples, own)
     if own:
         return whose, whose
     return everyone, whose
 
 
-def _clients_of_rows(
-    run: RestoredRun, module: TableDataModule, table: Table, own: bool
+def _clients_of(
+    run: RestoredRun, module: FederatedDataModule, samples: NewSamples, own: bool
 ) -> np.ndarray:
-    """Returns the client that each row names, int64 [n]."""
-    cells = _named_clients(module, table)
+    """Returns the client that each sample names, int64 [n]."""
     names = module.client_names
-    if cells is None or names is None:
-        why = f"{type(run.model).__name__} has a model for each client"
-        ways = ["--client", "--global"]
-        if not own:
+    if samples.clients is None or names is None:
+        ways = ["--client"]
+        if own:
+            why = f"{type(run.model).__name__} has a model for each client"
+            if run.model.has_global:
+                ways.append("--global")
+        else:
             why = "the run's samples are scaled by client"
-            ways = ["--client"]
-        if names is not None and module.client_column is not None:
-            ways.append(f"rows with the column {module.client_column!r}")
+        if names is not None and samples.naming:
+            ways.append(samples.naming)
         raise ConfigError(f"predict: {why}; give {' or '.join(ways)}")
     otherwise = ""
-    if not module.differs_by_client:
+    if not module.differs_by_client and run.model.has_global:
         otherwise = "--global, or "
     known = {name: number for number, name in enumerate(names)}
-    for row, cell in enumerate(cells, 1):
+    for row, cell in enumerate(samples.clients):
         if cell not in known:
+            name, ids = next(iter(samples.ids.items()))
             raise ConfigError(
-                f"predict: --rows: the client {cell!r} of row {row} was not in the run; give "
-                f"{otherwise}--client with one of {', '.join(map(in_list, names[:SHOWN]))}"
+                f"predict: --rows: the client {cell!r} of {name} {ids[row]} was not in the run; "
+                f"give {otherwise}--client with one of {', '.join(map(in_list, names[:SHOWN]))}"
             )
-    return np.array([known[cell] for cell in cells])
+    return np.array([known[cell] for cell in samples.clients])
 
 
-def _named_clients(module: TableDataModule, table: Table) -> list[str] | None:
-    """Returns the name of a client in each row; None without names, or without their column."""
-    name = module.client_column
-    if module.client_names is None or name is None or name not in table:
-        return None
-    column = table[name]
-    return [str(cell) for cell in (column.cells or column.values)]
+def _clients_of_gaps(
+    module: FederatedDataModule, samples: NewSamples, otherwise: np.ndarray
+) -> np.ndarray:
+    """Returns the client of the run that each sample names, int64 [n]; -1 for another one.
 
-
-def _clients_of_gaps(module: TableDataModule, table: Table, otherwise: np.ndarray) -> np.ndarray:
-    """Returns the client of the run that each row names, int64 [n]; -1 for another one.
-
-    Where rows name no client, `otherwise` is returned.
+    Where samples name no client, `otherwise` is returned.
     """
-    cells = _named_clients(module, table)
-    if cells is None:
+    if samples.clients is None or module.client_names is None:
         return otherwise
-    known = {name: number for number, name in enumerate(module.names_or_numbers)}
-    return np.array([known.get(cell, -1) for cell in cells])
+    known = {name: number for number, name in enumerate(module.client_names)}
+    return np.array([known.get(client, -1) for client in samples.clients])
 
 
-def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: np.ndarray) -> None:
+def _name_of(module: FederatedDataModule, place: int) -> str:
+    """Returns the name of a column of the inputs, or its number."""
+    if module.feature_names is None:
+        return str(place)
+    return repr(module.feature_names[place])
+
+
+def _fill_gaps(
+    module: FederatedDataModule, path: Path, values: np.ndarray, owners: np.ndarray
+) -> None:
     """Gives missing values [n, F], NaN, the means of the run's training samples, in place.
 
     They are those of the client that is given or that the row names, as in the run's own scores,
@@ -240,10 +248,9 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
     """
     infinite = np.isinf(values)
     if infinite.any():
-        assert module.feature_names is not None
         place = int(np.argwhere(infinite)[0][1])
         raise ConfigError(
-            f"predict: --rows: {path}: the column {module.feature_names[place]!r} holds a value "
+            f"predict: --rows: {path}: the column {_name_of(module, place)} holds a value "
             f"that is infinite as float32; a prediction needs finite ones"
         )
     gaps = np.isnan(values)
@@ -258,31 +265,31 @@ def _fill_gaps(module: TableDataModule, path: Path, values: np.ndarray, owners: 
         values[mine] = np.broadcast_to(means, values.shape)[mine]
     if np.isnan(values).any():
         row, place = np.argwhere(np.isnan(values))[0].tolist()
-        assert module.feature_names is not None
         raise ConfigError(
             f"predict: --rows: {path}: row {row + 1} after the names has no value of "
-            f"{module.feature_names[place]!r}, and the client's training samples have none either"
+            f"{_name_of(module, place)}, and the client's training samples have none either"
         )
 
 
 def _predictions(
     method: FederatedAlgorithm,
     networks: Callable[[int], nn.Module],
-    module: TableDataModule,
-    values: Tensor,
+    module: FederatedDataModule,
+    values: np.ndarray,
     owners: np.ndarray,
     numbers: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of the predictions of rows [n, F] or windows [n, F, W].
+    """Returns the columns of the predictions.
 
     Args:
         method: The method.
         networks: Returns the network of an owner.
-        module: Where the rows' columns, levels and transforms come from.
-        values: The rows.
-        owners: Whose model predicts each row, int64 [n]; -1: the global one.
+        module: Where the transforms and the names of classes come from.
+        values: The inputs, [n, ...].
+        owners: Whose model predicts each sample, int64 [n]; -1: the global one.
         numbers: By whose means and deviations, int64 [n]; -1: by those of all clients.
     """
+    samples = TensorSamples(values, torch.zeros(len(values)))
     result: dict[str, np.ndarray] = {}
     for number in np.unique(numbers).tolist():
         places = np.flatnonzero(numbers == number)
@@ -290,7 +297,7 @@ def _predictions(
         for part in np.array_split(places, -(-len(places) // POOL)):
             index = torch.from_numpy(part)
             whose = torch.full((len(part),), max(number, 0))
-            inputs = module.transforms(values[index], whose, index)
+            inputs = module.transforms(samples.gather(index)[0], whose, index)
             if inputs.is_floating_point():  # tokens stay whole numbers
                 inputs = inputs.to(method.global_model.dtype)
             for name, column in _columns(method, module, network, inputs, number).items():
@@ -308,7 +315,7 @@ def _network_of(run: RestoredRun, owner: int) -> nn.Module:
 
 def _columns(
     method: FederatedAlgorithm,
-    module: TableDataModule,
+    module: FederatedDataModule,
     network: nn.Module,
     inputs: Tensor,
     number: int,
@@ -325,9 +332,9 @@ def _columns(
     if targets.is_floating_point():
         if number >= 0:
             decided = module.own_unit(number, decided)
-        columns = {"prediction": decided.reshape(len(inputs), -1)[:, 0].numpy()}
+        columns = _one_a_label("prediction", decided)
         if runner.label_threshold is not None:
-            columns["probability"] = chances.reshape(len(inputs), -1)[:, 0].numpy()
+            columns |= _one_a_label("probability", chances)
         return columns
     names = [str(number) for number in range(outputs.shape[1])]
     if module.class_names is not None:  # the network may have more outputs than there are classes
@@ -337,3 +344,11 @@ def _columns(
     for number, name in enumerate(names):
         columns[f"probability of {name}"] = chances[:, number].numpy()
     return columns
+
+
+def _one_a_label(name: str, values: Tensor) -> dict[str, np.ndarray]:
+    """Returns values [n] or [n, L] as columns: one of this name, or one for each of L labels."""
+    flat = values.reshape(len(values), -1).numpy()
+    if flat.shape[1] == 1:
+        return {name: flat[:, 0]}
+    return {f"{name} {label}": flat[:, label] for label in range(flat.shape[1])}

@@ -28,10 +28,10 @@ def global_network(algorithm: FederatedAlgorithm) -> nn.Module:
     if isinstance(algorithm, MessengerMethod) and not algorithm.oracle.buffers.size:
         return algorithm.shared_network()
     if not algorithm.has_global:
-        raise ConfigError(f"export: --global: {name} has no global model; give --client")
+        raise ConfigError(f"--global: {name} has no global model; give --client")
     if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
         raise ConfigError(
-            "export: --global: with model.buffers: local every client has running statistics of "
+            "--global: with model.buffers: local every client has running statistics of "
             "its own, and the global model has none; give --client"
         )
     return _network(algorithm, algorithm.global_model, None)

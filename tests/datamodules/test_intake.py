@@ -227,7 +227,7 @@ def test_a_level_called_na_is_that_level_in_new_rows_too(tmp_path):
     new = tmp_path / "new.csv"
     for rows, expected in (("NA\nDE\n", [[0, 1], [1, 0]]), ("NA\n", [[0, 1]])):
         new.write_text(f"c\n{rows}")
-        assert data.rows(new)[0].tolist() == expected
+        assert data.new_samples(new).inputs.tolist() == expected
 
 
 SERIES = """hour,load,heat,site

@@ -119,8 +119,9 @@ def len_of_all(text):
 
 def test_new_rows_need_no_target(file):
     data = module(file(COLUMNS))
-    inputs, table, places = data.rows(file({"text": ["Hé", "b"]}, "new"))
-    assert inputs.tolist() == [[73, 196, 170, 0], [99, 0, 0, 0]]
-    assert list(table) == ["text"]
-    assert places.tolist() == [0, 1]
+    samples = data.new_samples(file({"text": ["Hé", "b"]}, "new"))
+    assert samples.inputs.tolist() == [[73, 196, 170, 0], [99, 0, 0, 0]]
+    assert list(samples.columns) == ["text"]
+    assert samples.ids["row"].tolist() == [1, 2]
+    assert samples.clients is None
     assert len(data.conversions) == 1

@@ -191,7 +191,7 @@ BAD = [
     (["--rows", "NEW"], "predict: --rows: the client 'east' of row 13 was not in the run; give "),
     (["--rows", "NEW", "--client", "nort"], "predict: --client: nort; it must be a client's name"),
     (["--rows", "NEW", "--global", "--id", "no"], "predict: --id: no; it must be a column of "),
-    (["--rows", "none.csv"], "predict: --rows: none.csv; it must be an existing .csv or .parquet"),
+    (["--rows", "none.csv"], "predict: --rows: none.csv; there is no such file or folder"),
 ]
 
 

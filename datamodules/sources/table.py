@@ -85,9 +85,6 @@ class TableDataModule(FederatedDataModule):
         order_column: The column by which the rows of each client are sorted for windows: numbers,
             or dates as in `SplitOwn(order=...)`. None: the rows of the file are in order.
 
-    Attributes:
-        levels: By column, the levels of the inputs that are categories; known after `setup`.
-
     Example:
         >>> import tempfile, pathlib
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "patients.csv"
@@ -115,7 +112,7 @@ class TableDataModule(FederatedDataModule):
         order_column: str | None = None,
         **kwargs: Any,
     ) -> None:
-        add_rule(client_column, kwargs)
+        add_rule(client_column is not None, kwargs)
         super().__init__(**kwargs)
         self.missing = missing
         self.categories = categories
@@ -124,7 +121,6 @@ class TableDataModule(FederatedDataModule):
             holds = value is None or categories is not None
             require_value(f"TableDataModule.{key}", value, holds, expected)
         self.category_columns = category_columns
-        self.levels: dict[str, list[str]] = {}
         self._given_levels: dict[str, list[str]] = {}
         for name, names in (levels or {}).items():
             texts = [str(one) for one in names]
@@ -230,7 +226,7 @@ class TableDataModule(FederatedDataModule):
             self.categories = other.categories
         if self.target_kind is None:
             self.target_kind = other.target_kind
-        self.take_names(other.class_names, other.levels, other.class_names is None)
+        self.take_names(other.class_names, other.category_levels, other.class_names is None)
         if self.missing == "refuse":
             self.missing = other.missing
 
@@ -277,7 +273,8 @@ class TableDataModule(FederatedDataModule):
                     f"{', '.join(table)}"
                 )
         columns = ColumnReader(self.client_column, "mean")  # gaps are refused below, with their row
-        reader = InputReader(columns, self.categories, list(self.levels), self.levels)
+        levels = self.category_levels
+        reader = InputReader(columns, self.categories, list(levels), levels)
         inputs = reader.read([table], self.read_columns)
         if self.missing == "mean":
             inputs.values[inputs.missing] = np.nan
@@ -336,7 +333,7 @@ class TableDataModule(FederatedDataModule):
             self._reader, self.categories, self.category_columns, self._given_levels
         )
         inputs = reader.read(tables, features)
-        self.levels = reader.levels
+        self.category_levels = reader.levels
         self.conversions += reader.conversions
         self.feature_names = inputs.names
         if inputs.rounded:

@@ -76,6 +76,8 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
             rounded numbers or rows that are left out; known after `setup`.
         feature_names: Names of the columns of the inputs [F], as of a table; known after `setup`,
             and None where the columns have no names.
+        category_levels: By column, the levels of the inputs that are categories, as of a table;
+            known after `setup`.
         target_scale: The numbers of `scale_targets: true`; known after `setup`, and else None.
 
     Raises:
@@ -149,6 +151,7 @@ class FederatedDataModule(Checked, LightningDataModule, ABC):
         self.rounded_arrays: list[str] = []
         self.conversions: list[str] = []
         self.feature_names: list[str] | None = None
+        self.category_levels: dict[str, list[str]] = {}
         self._samples: Samples | None = None
         self._partition: Partition | None = None
         self._client_names: list[str] | None = None

@@ -114,13 +114,13 @@ class PerSample(Partitioner):
         return rule
 
 
-def add_rule(column: str | None, arguments: dict[str, Any]) -> None:
-    """Adds the partition that a column of client ids means to a data module's arguments.
+def add_rule(has_ids: bool, arguments: dict[str, Any]) -> None:
+    """Adds the partition that ids of clients mean to a data module's arguments.
 
     It is `Natural()` where neither `partition` nor `num_clients` is given.
     """
     said = arguments.get("num_clients") is not None or arguments.get("partition") is not None
-    if column is not None and not said:
+    if has_ids and not said:
         arguments["partition"] = Natural()
 
 

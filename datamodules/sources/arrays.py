@@ -1,6 +1,7 @@
 """Federated data modules for a user's own tensors, arrays or `.npz` file."""
 
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, error_line, require_value
+from ..rules.sample_values import add_rule
 from ..samples.loaded import Loaded, NewSamples
 from ..samples.samples import TensorSamples, are_scaled
 
@@ -28,8 +30,9 @@ class TensorDataModule(FederatedDataModule):
         inputs: Training inputs [N, ...].
         targets: Training targets [N] or [N, ...].
         test_inputs, test_targets: The official test set, if there is one.
-        client_ids: For `Natural`: the client of each training sample, or of each sample (training
-            samples first), numbers or text.
+        client_ids: The client of each training sample, or of each sample (training samples first),
+            numbers or text. If neither `partition` nor `num_clients` is given, each id is a client,
+            as with `Natural()`.
 
     Example:
         >>> inputs, targets = torch.rand(100, 8), torch.arange(100) % 2
@@ -49,6 +52,7 @@ class TensorDataModule(FederatedDataModule):
         client_ids: np.ndarray | None = None,
         **kwargs: Any,
     ) -> None:
+        add_rule(client_ids is not None, kwargs)
         super().__init__(**kwargs)
         arrays = (inputs, targets, test_inputs, test_targets, client_ids)
         self._loaded = _as_loaded(dict(zip(_KEYS, arrays, strict=True)))
@@ -94,6 +98,7 @@ class ArrayDataModule(FederatedDataModule):
         missing: Literal["refuse", "drop", "mean"] = "refuse",
         **kwargs: Any,
     ) -> None:
+        add_rule(client_ids is not None or has_ids(file), kwargs)
         super().__init__(**kwargs)
         self.missing = missing
         arrays = zip(_KEYS, (inputs, targets, test_inputs, test_targets, client_ids), strict=True)
@@ -167,6 +172,14 @@ class ArrayDataModule(FederatedDataModule):
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
+
+
+def has_ids(file: str | os.PathLike | None) -> bool:
+    """Returns whether an `.npz` file has ids of clients; of another file `load` says what it is."""
+    if file is None or not zipfile.is_zipfile(path := Path(file).expanduser()):
+        return False
+    with zipfile.ZipFile(path) as stored:
+        return "client_ids.npy" in stored.namelist()
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -98,7 +98,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         root: str | os.PathLike = "data",
         **kwargs: Any,
     ) -> None:
-        add_rule(client_column, kwargs)
+        add_rule(client_column is not None, kwargs)
         super().__init__(**kwargs)
         self.path = path
         self.configuration = name  # a Lightning data module has a `name` already

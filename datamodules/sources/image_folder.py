@@ -12,6 +12,7 @@ from ..base import FederatedDataModule
 from ..errors import ConfigError, require_value
 from ..files import files_below
 from ..ranges import Count, as_int
+from ..rules.sample_values import add_rule
 from ..samples.images import Colour, changes_of, decode
 from ..samples.loaded import Loaded, NewSamples
 from ..samples.memory_map import train_and_test
@@ -33,12 +34,12 @@ class ImageFolderDataModule(FederatedDataModule):
     """Images in folders: inputs [N, C, H, W], stored as uint8 and scaled to [0, 1] in each batch.
 
     Class, client and split of an image are either the names of the folders that it lies in or the
-    columns of a table. The client may be a person, a hospital, a camera or a domain: with
-    `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
-    their names. Images whose name, or a folder's, begins with a point are left out: programs write
-    such copies. Links to folders and images are followed. Gray images of 16 bits a pixel become
-    float32 in [0, 1] instead, and then all images must have 16 bits. `levels="client/class"` reads
-    domains such as PACS's:
+    columns of a table. The client may be a person, a hospital, a camera or a domain: if neither
+    `partition` nor `num_clients` is given, each of them is a client, as with `Natural()`. Classes
+    are numbered in the ascending order of their names. Images whose name, or a folder's, begins
+    with a point are left out: programs write such copies. Links to folders and images are followed.
+    Gray images of 16 bits a pixel become float32 in [0, 1] instead, and then all images must have
+    16 bits. `levels="client/class"` reads domains such as PACS's:
 
         pacs/photo/dog/056_0001.jpg
         pacs/sketch/horse/9001.png
@@ -61,10 +62,9 @@ class ImageFolderDataModule(FederatedDataModule):
             TIFF file as channels, and numbers of 32 bits as they are.
 
     Example:
-        >>> from pfl.datamodules import Natural
-        >>> data = ImageFolderDataModule("pacs", "client/class", partition=Natural())
-        >>> data.levels, data.protocol  # the images are read when they are needed
-        ('client/class', SplitOwn(test=0.2, validation=0.1))
+        >>> data = ImageFolderDataModule("pacs", "client/class")
+        >>> data.partitioner, data.protocol  # the images are read when they are needed
+        (Natural(), SplitOwn(test=0.2, validation=0.1))
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class ImageFolderDataModule(FederatedDataModule):
         colour: Colour = "rgb",
         **kwargs: Any,
     ) -> None:
+        add_rule(has_clients(Path(folder).expanduser(), levels, table), kwargs)
         super().__init__(**kwargs)
         self.folder = Path(folder).expanduser()
         both = table is not None and levels is not None
@@ -225,6 +226,17 @@ class ImageFolderDataModule(FederatedDataModule):
                 )
             images[image.path] = image
         return list(images.values())
+
+
+def has_clients(folder: Path, levels: str | None, table: str | None) -> bool:
+    """Returns whether folders, or the columns of a table, are clients."""
+    if table is None:
+        return "client" in (levels or "").split("/")
+    path = folder / table
+    if not path.is_file():
+        return True  # `load` says that it is missing
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        return "client" in (csv.DictReader(file).fieldnames or ())
 
 
 class _Image(NamedTuple):

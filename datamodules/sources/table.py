@@ -95,9 +95,6 @@ class TableDataModule(FederatedDataModule):
         length: Tokens of a text; further ones are left out. Missing ones are 0, or the padding
             token of the tokenizer.
 
-    Attributes:
-        levels: By column, the levels of the inputs that are categories; known after `setup`.
-
     Example:
         >>> import tempfile, pathlib
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "patients.csv"
@@ -128,7 +125,7 @@ class TableDataModule(FederatedDataModule):
         length: Count = 128,
         **kwargs: Any,
     ) -> None:
-        add_rule(client_column, kwargs)
+        add_rule(client_column is not None, kwargs)
         super().__init__(**kwargs)
         if text_column is not None:
             expected = "None, as text_column has the inputs"
@@ -151,7 +148,6 @@ class TableDataModule(FederatedDataModule):
             holds = value is None or categories is not None
             require_value(f"TableDataModule.{key}", value, holds, expected)
         self.category_columns = category_columns
-        self.levels: dict[str, list[str]] = {}
         self._given_levels: dict[str, list[str]] = {}
         for name, names in (levels or {}).items():
             texts = [str(one) for one in names]
@@ -260,7 +256,7 @@ class TableDataModule(FederatedDataModule):
             self.categories = other.categories
         if self.target_kind is None:
             self.target_kind = other.target_kind
-        self.take_names(other.class_names, other.levels, other.class_names is None)
+        self.take_names(other.class_names, other.category_levels, other.class_names is None)
         if self.missing == "refuse":
             self.missing = other.missing
 
@@ -313,7 +309,8 @@ class TableDataModule(FederatedDataModule):
             inputs, _ = self._texts([table])
         else:
             single = ColumnReader(self.client_column, "mean")  # gaps are refused below
-            reader = InputReader(single, self.categories, list(self.levels), self.levels)
+            levels = self.category_levels
+            reader = InputReader(single, self.categories, list(levels), levels)
             inputs = reader.read([table], self.read_columns)
         if self.missing == "mean":
             inputs.values[inputs.missing] = np.nan
@@ -389,7 +386,7 @@ class TableDataModule(FederatedDataModule):
             self._reader, self.categories, self.category_columns, self._given_levels
         )
         inputs = reader.read(tables, features)
-        self.levels = reader.levels
+        self.category_levels = reader.levels
         self.conversions += reader.conversions
         self.feature_names = inputs.names
         if inputs.rounded:

@@ -234,14 +234,14 @@ def _data_options(path: Path, options: list[str]) -> list[str]:
     """Returns a file, and options of its data module, as options of `pfl fit`."""
     name, key = _module_of(path)
     words = ["--data", name, f"--data.{key}", str(path)]
-    keys = [word.removeprefix("--").partition("=")[0] for word in options if word[:2] == "--"]
-    if key != "root" and not {"num_clients", "partition"} & {*keys}:
-        if any(key in keys for key in ("client_column", "client_ids")) or _has_clients(
-            path, options
-        ):
-            words += ["--data.num_clients", "null", "--data.partition", "Natural"]
-        else:
-            words += ["--data.num_clients", "1"]
+    given: dict[str, str] = {}
+    for word, following in zip(options, [*options, ""][1:], strict=True):
+        if word.startswith("--"):
+            option, _, value = word.removeprefix("--").removeprefix("data.").partition("=")
+            given[option] = value or following
+    said = {"num_clients", "partition", "client_column"} & given.keys()
+    if key != "root" and not said and not _has_clients(path, given):
+        words += ["--data.num_clients", "1"]
     for word in options:
         if word.startswith("--") and not word.startswith("--data"):
             word = f"--data.{word.removeprefix('--')}"
@@ -249,17 +249,14 @@ def _data_options(path: Path, options: list[str]) -> list[str]:
     return words
 
 
-def _has_clients(path: Path, options: list[str]) -> bool:
-    """Returns whether an .npz file has ids, or the levels of a folder have clients."""
-    if path.suffix == ".npz" and path.is_file():
-        from zipfile import BadZipFile, ZipFile
+def _has_clients(path: Path, given: dict[str, str]) -> bool:
+    """Returns whether an .npz file has ids, or images in folders have clients by these options."""
+    from pfl.datamodules.sources.arrays import has_ids
+    from pfl.datamodules.sources.image_folder import has_clients
 
-        try:
-            with ZipFile(path) as stored:
-                return "client_ids.npy" in stored.namelist()
-        except BadZipFile:  # the data module says what is wrong
-            return False
-    return path.is_dir() and any("client" in word for word in options)
+    if path.is_dir():
+        return has_clients(path, given.get("levels"), given.get("table"))
+    return has_ids(path)
 
 
 def partition(given: argparse.Namespace) -> None:

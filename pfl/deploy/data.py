@@ -30,18 +30,12 @@ def told_names(data: FederatedDataModule) -> dict[str, Any]:
     Args:
         data: A data module that is set up.
     """
-    table = data
-    if isinstance(data, OwnSamples):
-        table = data.own
-    levels = {}
-    if isinstance(table, TableDataModule):
-        levels = table.levels
     # A module may have the address of an object in its text, which differs by process.
     changes = [re.sub(" at 0x[0-9a-f]+", "", repr(one)) for one in data.transforms.transforms]
     return {
         "class_names": data.class_names,
         "feature_names": data.feature_names,
-        "levels": levels,
+        "levels": data.category_levels,
         "transforms": changes,
     }
 
@@ -169,6 +163,7 @@ class OwnSamples(FederatedDataModule):
         self._transforms = own.transforms
         self._class_names = own.class_names
         self.feature_names = own.feature_names
+        self.category_levels = own.category_levels
         self.conversions = own.conversions
 
     @property
@@ -243,7 +238,7 @@ class RemoteData(FederatedDataModule):
         super().__init__(num_clients=num_clients, seed=seed)
         self._class_names = class_names
         self.feature_names = feature_names
-        self.levels = levels
+        self.category_levels = levels or {}
         self.transform_texts = transforms
         self._meet: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.classes = classes
@@ -270,8 +265,8 @@ class RemoteData(FederatedDataModule):
             self._class_names = first.get("class_names")
         if self.feature_names is None:
             self.feature_names = first.get("feature_names")
-        if self.levels is None:
-            self.levels = first.get("levels")
+        if not self.category_levels:
+            self.category_levels = first.get("levels") or {}
         kind, shape = first["input"]
         target_kind, target_shape = first["target"]
         inputs = torch.zeros((), dtype=getattr(torch, kind)).expand(1, *shape)

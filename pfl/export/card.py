@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from torch import Tensor
 
 from pfl.callbacks.run_result import versions
-from pfl.datamodules import FederatedDataModule, Normalize, TableDataModule
+from pfl.datamodules import FederatedDataModule, Normalize
 from pfl.deploy.data import RemoteData
 from pfl.export.normalization import gap_values, normalization
 from pfl.files import read_json, read_records, reading
@@ -287,8 +287,8 @@ def samples_of(
     }
     if datamodule.feature_names is not None:
         content["columns"] = datamodule.feature_names
-    if isinstance(datamodule, TableDataModule | RemoteData) and datamodule.levels:
-        content["levels"] = datamodule.levels
+    if datamodule.category_levels:
+        content["levels"] = datamodule.category_levels
     if datamodule.conversions:
         content["conversions"] = datamodule.conversions
     used = normalization(datamodule.transforms, client)

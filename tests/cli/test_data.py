@@ -1,5 +1,7 @@
 """`pfl data`: what it shows of small files, whose content is written here."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -108,6 +110,11 @@ def test_a_folder_of_images(folder):
     assert "Targets: 2 classes (samples): 0 = cat (1), 1 = dog (1)" in lines
     assert "client north: [3, 4, 4] -> cat" in lines
     assert lines[-1] == "--out FOLDER draws the samples."
+    for column, expected in (("client", "client north: [3, 4, 4] -> ill"), ("ward", "client 0: ")):
+        rows = ["north/cat/1.png,ill,north", "south/dog/1.png,ill,south"]
+        Path("photos/clients.csv").write_text("\n".join([f"file,class,{column}", *rows]))
+        lines = shown("photos", "--table=clients.csv")
+        assert any(line.startswith(expected) for line in lines), lines
 
 
 def test_any_data_module():

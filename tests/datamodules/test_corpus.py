@@ -155,7 +155,7 @@ def test_levels(form, words, expected, tmp_path):
     names, _, codes = expected.partition(" (")
     levels = names.split(",")
     data.setup()
-    assert data.levels == {"x": levels}
+    assert data.category_levels == {"x": levels}
     wanted = [[int(code)] for code in codes[:-1].split(",")]
     if form == "one-hot":
         assert data.feature_names == [f"x={level}" for level in levels]

@@ -125,11 +125,28 @@ def test_arrays_of_objects_are_named(one_line, tmp_path):
     pandas = pytest.importorskip("pandas")
     for column in (ids, pandas.Series(ids), pandas.Series(ids, dtype="category")):
         np.savez(path, inputs=X, targets=Y, client_ids=np.array(column, str))
-        assert ArrayDataModule(file=path, partition=Natural()).client_names == ["north", "south"]
+        assert ArrayDataModule(file=path).client_names == ["north", "south"]
     np.savez(path, inputs=X.astype(object), targets=Y)
     told = "the array inputs is of Python objects", 'saved as np.array(inputs, "float32")'
     with one_line("ArrayDataModule.file: ", *told):
         ArrayDataModule(file=path, num_clients=2).setup()
+
+
+def test_each_id_is_a_client_unless_another_rule_is_given(one_line, tmp_path):
+    path = tmp_path / "mine.npz"
+    ids = np.array(["north", "south"] * 20)
+    np.savez(path, inputs=X, targets=Y, client_ids=ids)
+    for kind, given in (
+        (TensorDataModule, {"inputs": X, "targets": Y, "client_ids": ids}),
+        (ArrayDataModule, {"inputs": X, "targets": Y, "client_ids": ids}),
+        (ArrayDataModule, {"file": path}),
+    ):
+        assert kind(**given).client_names == ["north", "south"]
+        assert kind(**given, num_clients=4).client_names is None  # at random
+        assert kind(**given, partition=Natural(), num_clients=1).client_names == ["north"]
+    np.savez(path, inputs=X, targets=Y)
+    with one_line("ArrayDataModule.num_clients: None; it must be a whole number"):
+        ArrayDataModule(file=path)
 
 
 def test_wrong_arrays_and_files_are_refused(one_line, tmp_path):

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 
-from datamodules import IID, ImageFolderDataModule, Natural, SharedTest, SplitOwn
+from datamodules import IID, ImageFolderDataModule, SharedTest, SplitOwn
 
 
 def write(folder, images):
@@ -49,9 +49,7 @@ def rows(samples, ids):
 def test_folders_are_clients_and_classes(tmp_path):
     write(tmp_path, COLOURS)
     (tmp_path / "photo" / "notes.txt").write_text("no image")
-    data = ImageFolderDataModule(
-        tmp_path, "client/class", partition=Natural(), protocol=SplitOwn(0.0, 0.0)
-    )
+    data = ImageFolderDataModule(tmp_path, "client/class", protocol=SplitOwn(0.0, 0.0))
     loaded = data.load()
     assert rows(loaded.train, loaded.client_ids) == EXPECTED
     assert loaded.test is None
@@ -83,21 +81,26 @@ def test_levels_have_any_order(levels, tmp_path):
     assert sorted(found, key=str) == sorted(expected, key=str)
 
 
-def test_a_table_names_class_client_and_split(tmp_path):
+def test_a_table_names_class_client_and_split(tmp_path, one_line):
     write(tmp_path, COLOURS)
     lines = ["file,class,client,split,age", "sketch/cat/c.PNG,b,ann,test,3"]
     lines += ["photo/dog/b.png,c,bob,train,4", "photo/cat/a.bmp,b,ann,train,5"]
     (tmp_path / "list.csv").write_text("\n".join(lines))
-    data = ImageFolderDataModule(
-        tmp_path, table="list.csv", partition=Natural(), protocol=SharedTest(validation=0.0)
-    )
+    settings = {"table": "list.csv", "protocol": SharedTest(validation=0.0)}
+    data = ImageFolderDataModule(tmp_path, **settings)
     loaded = data.load()
     assert rows(loaded.train, loaded.client_ids[:2]) == [
         (1, "bob", (1, 2, 3)),
         (0, "ann", (4, 5, 6)),
     ]
     assert rows(loaded.test, loaded.client_ids[2:]) == [(0, "ann", (7, 7, 7))]
+    assert data.client_names == ["ann", "bob"]
     assert data.client_sizes.tolist() == [1, 1]
+    assert ImageFolderDataModule(tmp_path, num_clients=1, **settings).client_names is None
+    (tmp_path / "list.csv").write_text("file,class\nphoto/dog/b.png,client")
+    for arguments in (settings, {}, {"levels": "split/class"}):
+        with one_line("ImageFolderDataModule.num_clients: None; it must be a whole number"):
+            ImageFolderDataModule(tmp_path, **arguments)
 
 
 def test_images_are_resized_to_squares(tmp_path):
@@ -254,7 +257,7 @@ def test_links_to_folders_are_followed(tmp_path, one_line):
     write(tmp_path / "set", {"sketch/cat/c.png": 3})
     (tmp_path / "set" / "photo").symlink_to(tmp_path / "disk" / "photo")
     (tmp_path / "set" / "sketch" / "back").symlink_to(tmp_path / "set")
-    data = ImageFolderDataModule(tmp_path / "set", "client/class", partition=Natural())
+    data = ImageFolderDataModule(tmp_path / "set", "client/class")
     loaded = data.load()
     assert loaded.client_ids.tolist() == ["photo", "photo", "sketch"]
     assert loaded.train.inputs[:, 0, 0, 0].tolist() == [1, 2, 3]

@@ -201,7 +201,7 @@ def test_levels_are_common_to_clients_and_files(options, names, inputs, tmp_path
     data = of(tmp_path, "c,y,site\nA,0,a\nO,1,b\n", **{**given, **options})
     assert inputs_of(data) == inputs
     assert data.feature_names == names
-    assert data.levels == {"c": options.get("levels", {}).get("c", ["A", "B", "O"])}
+    assert data.category_levels == {"c": options.get("levels", {}).get("c", ["A", "B", "O"])}
 
 
 def test_codes_of_wards_are_names_where_that_is_said(tmp_path):

@@ -262,6 +262,8 @@ class Trainer(RunTrainer):
         callbacks = self.callbacks  # type: ignore[attr-defined]
         if self.state.fn != "fit" or recorder.summary or not recorder.rows:
             return
+        progress = self.fit_loop.epoch_progress.current
+        progress.completed = progress.processed  # Lightning counts it where max_epochs ends the run
         results = [recorder.folder / name for c in callbacks for name in getattr(c, "results", ())]
         complete = recorder.has_result() and all(path.is_file() for path in results)
         if self.strategy.broadcast(complete):
@@ -413,7 +415,8 @@ def _with_own(given: list[Callback] | Callback | None, own: list[type[Callback]]
             base = ProgressBar
         if not any(isinstance(callback, base) for callback in callbacks):
             callbacks.append(kind())
-    return callbacks
+    # What other callbacks remember of a round is to be in its checkpoint.
+    return sorted(callbacks, key=lambda one: isinstance(one, RoundCheckpoint))
 
 
 def _check_steps(arguments: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -124,6 +124,8 @@ class RunRecorder(Callback):
         _log_configuration(trainer, content)
         self._compare_settings(content)
         self._compare_folders(trainer)
+        if self._saved_files is not None and _stopped(trainer):
+            trainer.should_stop = True  # Lightning would train on until the callback says so again
         self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
         if self.place.writes:
             rank_zero_info(f"Writing to {self.folder}")
@@ -192,6 +194,8 @@ class RunRecorder(Callback):
         if self.place.writes:
             who = trainer.ckpt_path or type(pl_module).__name__
             nothing = f"Nothing to do: {who} has been through {len(self.rows)} rounds"
+            if _stopped(trainer):
+                nothing = f"{nothing}, and EarlyStopping has ended it; without it the run goes on"
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, *_: Any) -> None:
@@ -359,6 +363,12 @@ class RunRecorder(Callback):
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:
     return trainer.callbacks  # type: ignore[attr-defined]
+
+
+def _stopped(trainer: pl.Trainer) -> bool:
+    """Returns whether an `EarlyStopping` has ended the run, perhaps before it was resumed."""
+    found = (one for one in _callbacks(trainer) if isinstance(one, EarlyStopping))
+    return any(one.stopped_epoch > 0 for one in found)
 
 
 def _log_configuration(trainer: pl.Trainer, content: dict[str, Any]) -> None:

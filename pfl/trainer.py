@@ -262,7 +262,7 @@ class Trainer(RunTrainer):
         callbacks = self.callbacks  # type: ignore[attr-defined]
         if self.state.fn != "fit" or recorder.summary or not recorder.rows:
             return
-        progress = self.fit_loop.epoch_progress.current
+        progress: Any = self.fit_loop.epoch_progress.current
         progress.completed = progress.processed  # Lightning counts it where max_epochs ends the run
         results = [recorder.folder / name for c in callbacks for name in getattr(c, "results", ())]
         complete = recorder.has_result() and all(path.is_file() for path in results)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -128,6 +130,7 @@ class RunRecorder(Callback):
             trainer.should_stop = True  # Lightning would train on until the callback says so again
         self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
         if self.place.writes:
+            _log_earlier(trainer, self.rows)
             rank_zero_info(f"Writing to {self.folder}")
 
     def _compare_settings(self, content: dict[str, Any]) -> None:
@@ -177,6 +180,8 @@ class RunRecorder(Callback):
         self.rows.append(dict(pl_module.row))
         self.seconds = time.monotonic() - self._start
         self.place.add_row(self.rows)
+        for logger in trainer.loggers:
+            _log_row(logger, self.rows[-1])
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
         tested = scores_among(pl_module.row, "test")
         if self.place.writes and pl_module.evaluation and tested:
@@ -369,6 +374,22 @@ def _stopped(trainer: pl.Trainer) -> bool:
     """Returns whether an `EarlyStopping` has ended the run, perhaps before it was resumed."""
     found = (one for one in _callbacks(trainer) if isinstance(one, EarlyStopping))
     return any(one.stopped_epoch > 0 for one in found)
+
+
+def _log_row(logger: Logger, row: Row) -> None:
+    """Sends a round's numbers to a logger, whose step is the round, from 0."""
+    numbers = {name: float(value) for name, value in row.items()}
+    logger.log_metrics({**numbers, "epoch": row["round"] - 1}, row["round"] - 1)
+
+
+def _log_earlier(trainer: pl.Trainer, rows: Sequence[Row]) -> None:
+    """Sends a resumed run's earlier rounds to CSV loggers, which begin a file in every process."""
+    for logger in trainer.loggers:
+        if isinstance(logger, CSVLogger):
+            writer: Any = logger.experiment
+            if not (writer.metrics or writer.metrics_keys):  # else it has had them
+                for row in rows:
+                    _log_row(logger, row)
 
 
 def _log_configuration(trainer: pl.Trainer, content: dict[str, Any]) -> None:

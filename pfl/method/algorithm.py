@@ -520,14 +520,10 @@ class FederatedAlgorithm(Method):
                 checkpoint.take_server_arguments(self, checkpoint_)
 
     def _log_row(self, row: dict[str, float]) -> None:
-        """Passes a round's numbers to callbacks and loggers, with all their digits.
+        """Passes numbers of a round to callbacks, with all their digits.
 
-        `self.log` would round the numbers to float32 and take milliseconds a round. The loggers'
-        step is the round, from 0.
+        `self.log` would round the numbers to float32 and take milliseconds a round.
         """
-        numbers = {name: float(value) for name, value in row.items()}
-        tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+        tensors = {k: torch.tensor(float(v), dtype=torch.float64) for k, v in row.items()}
         self.trainer.callback_metrics.update(tensors)
         self.trainer.logged_metrics.update(tensors)
-        for logger in self.trainer.loggers:
-            logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, self.rounds - 1)

@@ -15,13 +15,16 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     Callback,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
     OnExceptionCheckpoint,
     ProgressBar,
+    SpikeDetection,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import Logger, WandbLogger
@@ -268,6 +271,8 @@ class Trainer(RunTrainer):
         callbacks = self.callbacks  # type: ignore[attr-defined]
         if self.state.fn != "fit" or recorder.summary or not recorder.rows:
             return
+        progress: Any = self.fit_loop.epoch_progress.current
+        progress.completed = progress.processed  # Lightning counts it where max_epochs ends the run
         results = [recorder.folder / name for c in callbacks for name in getattr(c, "results", ())]
         complete = recorder.has_result() and all(path.is_file() for path in results)
         if self.strategy.broadcast(complete):
@@ -419,7 +424,8 @@ def _with_own(given: list[Callback] | Callback | None, own: list[type[Callback]]
             base = ProgressBar
         if not any(isinstance(callback, base) for callback in callbacks):
             callbacks.append(kind())
-    return callbacks
+    # What other callbacks remember of a round is to be in its checkpoint.
+    return sorted(callbacks, key=lambda one: isinstance(one, RoundCheckpoint))
 
 
 def _check_steps(arguments: dict[str, Any]) -> None:
@@ -438,7 +444,7 @@ def _check_steps(arguments: dict[str, Any]) -> None:
 
 
 def _check_callbacks(callbacks: list[Callback]) -> None:
-    """Refuses callbacks that save within a round or work on batches of samples."""
+    """Refuses callbacks that save within a round, or act on steps which clients take here."""
     for callback in callbacks:
         after_errors = getattr(callback, "save_on_exception", False)
         if isinstance(callback, ModelCheckpoint) and saves_within_rounds(callback):
@@ -455,6 +461,21 @@ def _check_callbacks(callbacks: list[Callback]) -> None:
             wrong = (
                 "averages the steps of the Trainer's own optimizer, which a federated method does "
                 "not have; EMAWeightAveraging averages the global model over rounds"
+            )
+        elif isinstance(callback, BaseFinetuning):
+            wrong = (
+                "freezes layers for the Trainer's own optimizer, and clients take the steps; set "
+                "model.trainable to what clients train, or take FedBABU"
+            )
+        elif isinstance(callback, ModelPruning):
+            wrong = (
+                "prunes the Trainer's network and not the clients' models; FedSLR and FedSpa train "
+                "sparse models"
+            )
+        elif isinstance(callback, SpikeDetection):
+            wrong = (
+                "needs the loss of the Trainer's own steps, and clients take the steps; "
+                "EarlyStopping with the monitor train/loss has a divergence_threshold"
             )
         elif isinstance(callback, SAMPLE_BATCH_CALLBACKS):
             wrong = (

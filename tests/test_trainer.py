@@ -11,9 +11,10 @@ from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from datamodules import IID, ArrayDataModule, DigitsDataModule, TensorDataModule
+from datamodules import IID, ArrayDataModule, DigitsDataModule, SplitOwn, TensorDataModule
 from models import MLP
 from pfl import ClientParallelStrategy, FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
@@ -199,6 +200,33 @@ def test_the_last_round_is_evaluated_and_the_interval_stays(tmp_path, arguments,
         trainer.fit(method, datamodule=data)
         assert seen.at_end == [3, 3, 3, 1, 1]
     assert set(seen.at_setup) == {3}
+
+
+class Bar(TQDMProgressBar):
+    """Remembers what it shows after each round."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        super().on_train_epoch_end(trainer, pl_module)
+        self.shown = {**getattr(self, "shown", {}), pl_module.rounds: self.get_metrics(trainer, 0)}
+
+
+@pytest.mark.parametrize("validation", [0.2, 0.0])
+def test_bars_of_lightning_show_the_loss_and_the_score_that_counts(tmp_path, validation):
+    """Scores are those of the last evaluation; here every second round is evaluated."""
+    bar = Bar()
+    settings = {"enable_progress_bar": True, "check_val_every_n_epoch": 2}
+    trainer = quiet(tmp_path, 4, bar, **settings)
+    data = DigitsDataModule(4, protocol=SplitOwn(test=0.2, validation=validation))
+    trainer.fit(FedAvg(MLP(64, [4])), datamodule=FederatedLoop(data))
+    score = f"{'val' if validation else 'test'}/global/accuracy"
+    loss = [row["train/loss"] for row in trainer.recorder.rows]
+    second, last = (trainer.recorder.rows[number][score] for number in (1, 3))
+    assert bar.shown == {
+        1: {"train/loss": loss[0]},
+        2: {"train/loss": loss[1], score: second},
+        3: {"train/loss": loss[2], score: second},
+        4: {"train/loss": loss[3], score: last},
+    }
 
 
 def test_the_filters_of_warnings_stay(tmp_path, monkeypatch):

@@ -85,8 +85,8 @@ class Optimality(Checked, Callback):
             return
         with pl_module.in_full_precision():
             values = self._measure(pl_module, _data(trainer))
-        pl_module.row.update(values)
-        pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
+        pl_module.row.update(values)  # which loggers get
+        pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1, logger=False)
 
     def _measure(self, algorithm: FederatedAlgorithm, data: Any) -> dict[str, float]:
         w = algorithm.global_model

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -124,8 +126,11 @@ class RunRecorder(Callback):
         _log_configuration(trainer, content)
         self._compare_settings(content)
         self._compare_folders(trainer)
+        if self._saved_files is not None and _stopped(trainer):
+            trainer.should_stop = True  # Lightning would train on until the callback says so again
         self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
         if self.place.writes:
+            _log_earlier(trainer, self.rows)
             rank_zero_info(f"Writing to {self.folder}")
 
     def _compare_settings(self, content: dict[str, Any]) -> None:
@@ -175,6 +180,8 @@ class RunRecorder(Callback):
         self.rows.append(dict(pl_module.row))
         self.seconds = time.monotonic() - self._start
         self.place.add_row(self.rows)
+        for logger in trainer.loggers:
+            _log_row(logger, self.rows[-1])
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
         tested = scores_among(pl_module.row, "test")
         if self.place.writes and pl_module.evaluation and tested:
@@ -192,6 +199,8 @@ class RunRecorder(Callback):
         if self.place.writes:
             who = trainer.ckpt_path or type(pl_module).__name__
             nothing = f"Nothing to do: {who} has been through {len(self.rows)} rounds"
+            if _stopped(trainer):
+                nothing = f"{nothing}, and EarlyStopping has ended it; without it the run goes on"
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, *_: Any) -> None:
@@ -359,6 +368,28 @@ class RunRecorder(Callback):
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:
     return trainer.callbacks  # type: ignore[attr-defined]
+
+
+def _stopped(trainer: pl.Trainer) -> bool:
+    """Returns whether an `EarlyStopping` has ended the run, perhaps before it was resumed."""
+    found = (one for one in _callbacks(trainer) if isinstance(one, EarlyStopping))
+    return any(one.stopped_epoch > 0 for one in found)
+
+
+def _log_row(logger: Logger, row: Row) -> None:
+    """Sends a round's numbers to a logger, whose step is the round, from 0."""
+    numbers = {name: float(value) for name, value in row.items()}
+    logger.log_metrics({**numbers, "epoch": row["round"] - 1}, row["round"] - 1)
+
+
+def _log_earlier(trainer: pl.Trainer, rows: Sequence[Row]) -> None:
+    """Sends a resumed run's earlier rounds to CSV loggers, which begin a file in every process."""
+    for logger in trainer.loggers:
+        if isinstance(logger, CSVLogger):
+            writer: Any = logger.experiment
+            if not (writer.metrics or writer.metrics_keys):  # else it has had them
+                for row in rows:
+                    _log_row(logger, row)
 
 
 def _log_configuration(trainer: pl.Trainer, content: dict[str, Any]) -> None:

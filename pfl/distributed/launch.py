@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -238,6 +239,7 @@ def _describe(event: str, trainer: Any, go_on: str | None = None) -> str:
     if trainer is None or trainer.state.fn != "fit":
         return event
     paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]
+    paths.sort(key=lambda path: Path(path).name != "last.ckpt")  # others may be of an earlier round
     path = next(filter(None, [*paths, trainer.ckpt_path]), None)
     if go_on is None and path:
         go_on = f"go on from the last checkpoint with --ckpt_path {path}"

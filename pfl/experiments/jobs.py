@@ -11,6 +11,7 @@ import io
 import json
 import re
 import shutil
+import sys
 import sysconfig
 import tempfile
 import time
@@ -48,6 +49,7 @@ QUIET_TRAINER = {
     "enable_model_summary": False,
     "enable_checkpointing": True,
 }
+NAMED_BY = {"WandbLogger": "name", "MLFlowLogger": "run_name"}  # a logger's argument
 OUR_PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
 DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
 INSTALLED = {"site-packages", "dist-packages"}
@@ -83,7 +85,7 @@ def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
         "name": folder.name,
         "default_root_dir": str(folder.parent),
     }
-    config = merge(job.config, {"trainer": settings})
+    config = with_own_logs(merge(job.config, {"trainer": settings}), folder)
     if kept is not None:
         config = with_callback(config, "pfl.experiments.callbacks.BestRound", kept)
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
@@ -165,6 +167,32 @@ def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
     return merge(config, {"trainer": {"callbacks": callbacks}})
 
 
+def with_own_logs(config: Config, folder: Path) -> Config:
+    """Returns a configuration whose loggers keep the run in `folder` apart from the others.
+
+    The files of Lightning's CSV logger and TensorBoard are below `logs` beside the run's folder:
+    runs that begin at the same moment would take the same version of a common folder. The runs of
+    W&B and MLflow get the folder as a name, unless they have one.
+    """
+    given = config["trainer"].get("logger")
+    if isinstance(given, dict | str):
+        given = [given]
+    if not isinstance(given, list):
+        return config
+    loggers = []
+    for logger in given:
+        if isinstance(logger, str):
+            logger = {"class_path": logger}
+        arguments = dict(logger.get("init_args", {}))
+        kind = logger["class_path"].rpartition(".")[2]
+        if kind in ("CSVLogger", "TensorBoardLogger"):
+            arguments["save_dir"] = str(folder.parent / "logs" / folder.name)
+        if kind in NAMED_BY:
+            arguments.setdefault(NAMED_BY[kind], folder.as_posix())
+        loggers.append({**logger, "init_args": arguments})
+    return merge(config, {"trainer": {"logger": loggers}})
+
+
 class JobCLI(FederatedCLI):
     """The command line of `fit` for one of several runs, which their command continues."""
 
@@ -174,13 +202,23 @@ class JobCLI(FederatedCLI):
 def _fit(config: Path, checkpoint: Path | None = None) -> str:
     """Returns the status of a run of `fit`, whose output is dropped."""
     words = ["fit", "--config", str(config)]
+    before = _wandb_run()
     gc.collect()  # a run's trainer, data and models refer to each other, and outlive it for long
     try:
         with _mistakes_of(config), redirect_stdout(io.StringIO()):
             JobCLI([*words, "--ckpt_path", str(checkpoint)] if checkpoint else words)
     except Diverged:
         return "diverged"
+    finally:
+        own = _wandb_run()
+        if own is not None and own is not before:
+            own.finish()  # the next run of this process would be a part of it
     return "finished"
+
+
+def _wandb_run() -> Any:
+    """Returns the run of W&B in this process, if there is one."""
+    return getattr(sys.modules.get("wandb"), "run", None)  # slow to import, and mostly not needed
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from pfl.method.transport import Compared, Pooled, Simulation, Transport, chunks
 from pfl.parameters import Layer
 from pfl.randomness import Secret
 from pfl.rounds.cohort import Cohort
+from pfl.scores.names import candidates
 from pfl.stages.mean import Stages
 from pfl.stages.private import GRADIENTS
 
@@ -381,7 +382,7 @@ class FederatedAlgorithm(Method):
             )
         self.row = done.row
         self.recorded = done.tables
-        self._log_row(self.row)
+        self._log_row(self.row, "train/loss")
 
     def first_uploads(self, ids: np.ndarray) -> Iterator[tuple[Clients, Mapping[str, Message]]]:
         """Yields chunks of this process's share of some clients, and what they send first."""
@@ -424,7 +425,9 @@ class FederatedAlgorithm(Method):
             numbers = {name: float(value) for name, value in row.items()}
             self.log_dict(numbers, on_step=False, on_epoch=True, batch_size=1)
             return
-        self._log_row(row)
+        chosen = self.run.loop.select_by
+        names = candidates(row, "val", chosen) or candidates(row, "test", chosen)
+        self._log_row(row, *map(str, names[:1]))
         # The last round is evaluated in any case; a run that continues from there must not differ
         # from a run that did not end.
         scheduled = not getattr(self.trainer, "finishing", False)
@@ -519,15 +522,13 @@ class FederatedAlgorithm(Method):
             if self.trainer.state.fn == "fit":
                 checkpoint.take_server_arguments(self, checkpoint_)
 
-    def _log_row(self, row: dict[str, float]) -> None:
-        """Passes a round's numbers to callbacks and loggers, with all their digits.
+    def _log_row(self, row: dict[str, float], *shown: str) -> None:
+        """Passes numbers of a round to callbacks, with all their digits; bars show some of them.
 
-        `self.log` would round the numbers to float32 and take milliseconds a round. The loggers'
-        step is the round, from 0.
+        `self.log` would round the numbers to float32 and take milliseconds a round.
         """
-        numbers = {name: float(value) for name, value in row.items()}
-        tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+        tensors = {k: torch.tensor(float(v), dtype=torch.float64) for k, v in row.items()}
         self.trainer.callback_metrics.update(tensors)
         self.trainer.logged_metrics.update(tensors)
-        for logger in self.trainer.loggers:
-            logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, self.rounds - 1)
+        bar = {name: float(row[name]) for name in shown if name in row}
+        self.trainer.progress_bar_metrics.update(bar)

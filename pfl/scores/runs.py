@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from pfl import files
+from pfl.datamodules.files import files_below
 from pfl.errors import ConfigError
 from pfl.scores.names import (
     Directions,
@@ -237,27 +238,29 @@ def _rows(path: Path) -> list[Row]:
 def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
     """Returns the folders of runs among folders and below them, in the order of their names.
 
-    Those that another run has replaced, in a folder `.replaced`, count if that one is given.
+    Links to folders are followed, and a run that is found twice counts once. Runs that another run
+    has replaced, in a folder `.replaced`, count if that one is given.
 
     Raises:
         ConfigError: A folder does not exist, or holds no run; the line begins with the `command`.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(
                 f"{command}: {folder} is not a folder; it must be the folder of a run"
             )
-        below = sorted(p for name in ("metrics.csv", OUTCOME) for p in folder.rglob(name))
+        below = sorted(p for p in files_below(folder) if p.name in ("metrics.csv", OUTCOME))
         below = [path for path in below if REPLACED not in path.relative_to(folder).parts]
-        here = {path.parent: None for path in below if path.name == OUTCOME or _is_ours(path)}
+        here = [path.parent for path in below if path.name == OUTCOME or _is_ours(path)]
         if not here:
             raise ConfigError(
                 f"{command}: {folder} has no metrics.csv; it must be the folder of a run, after "
                 f"its first round"
             )
-        found |= here
-    return list(found)
+        for run in here:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
 
 
 def _is_ours(metrics: Path) -> bool:

@@ -43,11 +43,31 @@ def here(monkeypatch, tmp_path):
 def test_csv(here):
     expected = fit("logger/csv.yaml")
     check_configuration(here, "csv")
-    rows = table(here / "runs/csv/version_0/metrics.csv")
-    for number, line in enumerate(expected):
-        for name in NAMES:
-            logged = [float(row[name]) for row in rows if row[name] and int(row["step"]) == number]
-            assert set(logged) == {float(line[name])}
+    check_rows(table(here / "runs/csv/version_0/metrics.csv"), expected)
+
+
+def check_rows(rows, expected):
+    """Compares the rows of a CSV logger with the run's own: a row for each round."""
+    assert [int(row["step"]) for row in rows] == list(range(len(expected)))
+    for row, line in zip(rows, expected, strict=True):
+        assert float(row["epoch"]) == float(row["step"])
+        assert {name: float(row[name]) for name in line} == {k: float(v) for k, v in line.items()}
+
+
+def test_csv_of_a_resumed_run_has_all_rounds(here):
+    fit("logger/csv.yaml", "--trainer.max_epochs=1")
+    expected = fit("logger/csv.yaml", "--ckpt_path=auto")
+    assert len(expected) == ROUNDS
+    check_rows(table(here / "runs/csv/version_1/metrics.csv"), expected)
+
+
+def test_csv_of_a_fixed_version_has_all_rounds_of_a_resumed_run(here):
+    """Lightning deletes the file, and warns of it."""
+    fixed = "--trainer.logger.version=0"
+    fit("logger/csv.yaml", fixed, "--trainer.max_epochs=1")
+    with pytest.warns(UserWarning, match="version_0 exists and is not empty"):
+        expected = fit("logger/csv.yaml", fixed, "--ckpt_path=auto")
+    check_rows(table(here / "runs/csv/version_0/metrics.csv"), expected)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -57,9 +77,10 @@ def test_tensorboard(here):
     read = events.EventAccumulator(str(here / "runs/tensorboard/version_0"))
     read.Reload()
     check_configuration(here, "tensorboard")
-    for name in NAMES:
-        logged = {event.step: event.value for event in read.Scalars(name)}
-        values = {number: float(line[name]) for number, line in enumerate(expected)}
+    for name in (*NAMES, "round"):
+        steps, logged = zip(*((e.step, e.value) for e in read.Scalars(name)), strict=True)
+        assert steps == tuple(range(ROUNDS))
+        values = [float(line[name]) for line in expected]
         assert logged == pytest.approx(values, rel=1e-6)  # the file has float32
 
 
@@ -88,6 +109,6 @@ def test_mlflow(here):
     assert run.info.status == "FINISHED"
     assert run.data.params["data/init_args/num_clients"] == "6"
     assert run.data.params["model/class_path"] == "pfl.algorithms.FedSLR"
-    for name in NAMES:
-        logged = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
-        assert logged == {number: float(line[name]) for number, line in enumerate(expected)}
+    for name in (*NAMES, "round"):
+        logged = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
+        assert logged == [(number, float(line[name])) for number, line in enumerate(expected)]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pfl import Trainer
 from pfl.cli import main
@@ -411,6 +412,16 @@ def test_the_line_names_the_round(tmp_path, rounds, where):
     trainer = Trainer(max_epochs=rounds, default_root_dir=tmp_path, enable_checkpointing=False)
     trainer.state.fn, trainer.fit_loop.epoch_progress.current.completed = "fit", 2
     assert _describe("ended", trainer) == f"ended in {where}; start again"
+
+
+def test_the_line_names_the_last_checkpoint_and_not_the_best(tmp_path):
+    best = ModelCheckpoint(monitor="train/loss")
+    trainer = Trainer(default_root_dir=tmp_path, callbacks=[best], enable_progress_bar=False)
+    trainer.state.fn = "fit"
+    for callback, name in zip(trainer.checkpoint_callbacks, ("best", "last"), strict=True):
+        callback.best_model_path = f"a/{name}.ckpt"
+    expected = "go on from the last checkpoint with --ckpt_path a/last.ckpt"
+    assert _describe("ended", trainer) == f"ended in round 1 of 100; {expected}"
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ import lightning.pytorch as pl
 import pytest
 import yaml
 
+from pfl import files
 from pfl.cli.commands import compare as compare_command
 from pfl.cli.main import main, parser
 from pfl.distributed.launch import Ended
 from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
+from pfl.experiments.jobs import with_own_logs
 from pfl.report.comparison_tables import check_columns, score_table
 from pfl.scores.runs import find_runs
 from tests.cli.configurations import SMALL
@@ -68,6 +70,41 @@ def finished(tmp_path_factory):
 
 def copy(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "out")
+
+
+def test_each_run_has_files_of_loggers_of_its_own(tmp_path):
+    """Runs that begin at the same moment, in two processes, had taken one version of a folder."""
+    common = yaml.safe_load(comparison(tmp_path).read_text())["common"]
+    kinds = {"csv": "CSVLogger", "board": "lightning.pytorch.loggers.TensorBoardLogger"}
+    loggers = [
+        {"class_path": kind, "init_args": {"save_dir": str(tmp_path / "one"), "name": name}}
+        for name, kind in kinds.items()
+    ]
+    common["trainer"]["logger"] = loggers
+    out = tmp_path / "out"
+    compare(comparison(tmp_path, common=common), out)
+    for run in ("FedAvg/seed0", "FedAvg/seed1", "LocalTrain/seed0", "LocalTrain/seed1"):
+        method, seed = run.split("/")
+        folder = out / method / "logs" / seed
+        logged = files.read_records(folder / "csv" / "version_0" / "metrics.csv")
+        own = files.read_records(out / run / "metrics.csv")
+        assert [row["train/loss"] for row in logged] == [row["train/loss"] for row in own]
+        assert len([*folder.glob("board/version_0/events.*")]) == 1
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_single_logger_and_none_are_kept():
+    """The name that the user has given to runs of W&B stays."""
+    folder = Path("out", "FedAvg", "seed0")
+    for logger in (True, None):
+        config = {"trainer": {"logger": logger}}
+        assert with_own_logs(config, folder) == config
+    for given, expected in (({}, "out/FedAvg/seed0"), ({"name": "mine"}, "mine")):
+        wandb = {"class_path": "a.WandbLogger", "init_args": {"project": "p", **given}}
+        (found,) = with_own_logs({"trainer": {"logger": wandb}}, folder)["trainer"]["logger"]
+        assert found["init_args"] == {"project": "p", "name": expected}
+    (found,) = with_own_logs({"trainer": {"logger": "WandbLogger"}}, folder)["trainer"]["logger"]
+    assert found == {"class_path": "WandbLogger", "init_args": {"name": "out/FedAvg/seed0"}}
 
 
 def test_tables_and_figures_are_written(finished):

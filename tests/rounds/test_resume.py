@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 
@@ -184,6 +185,34 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     changed = differing(everything(again), expected)
     assert {name for name in changed if not name.startswith("row ")} == set()  # no round, no row
     assert {name: (folder / name).read_bytes() for name in names} == before
+
+
+@pytest.mark.parametrize("done", ["two rounds", "all rounds", "everything"])
+def test_a_run_that_was_stopped_early_ends_after_the_same_round(tmp_path, done, capsys):
+    """The loss does not fall by a million: it is best in round 1, and the patience ends in 3."""
+
+    def run(root, rounds, ckpt_path=None):
+        stock = EarlyStopping("train/loss", 1e6, 2), ModelCheckpoint(monitor="train/loss")
+        algorithm = fit(root, make, rounds, *stock, ckpt_path=ckpt_path, **loop)
+        saved = algorithm.trainer.run_dir / "checkpoints"
+        return everything(algorithm), sorted(path.name for path in saved.iterdir())
+
+    make, loop = CASES["FedSLR"]
+    expected, names = run(tmp_path / "straight", 6)
+    assert rounds_in(tmp_path / "straight" / "run") == [1, 2, 3]
+    if done == "two rounds":
+        run(tmp_path / "parts", 2)
+    else:
+        run(tmp_path / "parts", 6)
+    folder = tmp_path / "parts" / "run"
+    if done == "all rounds":  # the process was killed before it wrote the result
+        (folder / "summary.json").unlink()
+    actual, found = run(tmp_path / "parts", 6, folder / "checkpoints" / "last.ckpt")
+    changed = {name for name in differing(actual, expected) if not name.startswith("row ")}
+    assert (changed, found) == (set(), names)
+    assert_same_files(folder, tmp_path / "straight" / "run")
+    nothing = "has been through 3 rounds, and EarlyStopping has ended it"
+    assert (nothing in capsys.readouterr().out) == (done == "everything")
 
 
 def test_a_baseline_of_other_settings_starts_anew(tmp_path, monkeypatch):

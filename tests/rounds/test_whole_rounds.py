@@ -4,11 +4,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
     OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
 )
 
@@ -95,6 +98,19 @@ def test_callbacks_of_batches_of_samples_are_refused(tmp_path, make):
 def test_averages_of_steps_that_nobody_takes_are_refused(tmp_path):
     with refused("trainer.callbacks: StochasticWeightAveraging", "EMAWeightAveraging"):
         trainer_in(tmp_path, StochasticWeightAveraging(0.01))
+
+
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (BackboneFinetuning, "model.trainable"),
+        (lambda: ModelPruning("l1_unstructured"), "FedSpa"),
+        (SpikeDetection, "divergence_threshold"),
+    ],
+)
+def test_callbacks_of_the_trainers_own_network_and_steps_are_refused(tmp_path, make, instead):
+    with refused(f"trainer.callbacks: {type(make()).__name__}", instead):
+        trainer_in(tmp_path, make())
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,18 @@ def test_runs_are_found_below_folders_in_the_order_of_their_names(tmp_path):
         find_runs([tmp_path / "a" / "logger"], "report")
 
 
+def test_runs_behind_links_are_found_once(tmp_path):
+    """A folder of links collects runs of other folders, and a link may name the newest run."""
+    runs = [folder(tmp_path / "all" / name) for name in ("first", "second")]
+    (tmp_path / "all" / "the newest").symlink_to(runs[1])
+    assert find_runs([tmp_path / "all"], "compare") == runs
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    (chosen / "one").symlink_to(runs[0])
+    assert find_runs([chosen], "compare") == [chosen / "one"]
+    assert find_runs([chosen, tmp_path / "all"], "compare") == [chosen / "one", runs[1]]
+
+
 def labelled(folders, **given):
     return [(run.label, run.seed) for run in read_runs(folders, **given)]
 

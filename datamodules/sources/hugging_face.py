@@ -194,10 +194,11 @@ class HuggingFaceDataModule(FederatedDataModule):
         if isinstance(feature, Value) and "string" in feature.dtype:
             encode = encoder(self.tokenizer, self.length)
             texts = [text for s in splits for text in _values(s, column)]
-            said = f"{column!r}: texts become {self.length} whole numbers; longer ones are cut"
+            numbers = f"{self.length} whole numbers, {numbers_of(self.tokenizer)}"
+            said = f"{column!r}: texts become {numbers}; longer ones are cut"
             if self.tokenizer == "bytes":
                 cut = sum(len(text.encode()) > self.length for text in texts)
-                said += f", {cut:,} of {len(texts):,}"
+                said += f", {cut:,} of {len(texts):,}, and 0 follows shorter ones"
             self.conversions.append(said)
             return np.array([encode(text) for text in texts])
         return np.concatenate([_numbers("input_column", s, column) for s in splits])
@@ -310,6 +311,15 @@ def encoder(
         return found + [0] * ((length or 0) - len(found))
 
     return encode
+
+
+def numbers_of(tokenizer: Callable[[str], list[int]] | str) -> str:
+    """Returns in words which numbers `encoder` makes of a text."""
+    if callable(tokenizer):
+        return f"as of {getattr(tokenizer, '__name__', type(tokenizer).__name__)}"
+    if tokenizer == "bytes":
+        return "the bytes in UTF-8 plus 1"
+    return f"the tokens of {tokenizer}"
 
 
 def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:

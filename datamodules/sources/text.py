@@ -15,7 +15,7 @@ from ..ranges import Count, TwoOrMore
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import IGNORED, TensorSamples
-from .hugging_face import encoder
+from .hugging_face import encoder, numbers_of
 from .rdatasets import rdata
 
 
@@ -164,5 +164,9 @@ class InstructionDataModule(FederatedDataModule):
             missing = self.length - len(whole) + 1
             inputs.append(whole[:-1] + [self.padding] * missing)
             targets.append(scored + [IGNORED] * missing)
+        self.conversions = [
+            f"texts become whole numbers, {numbers_of(self.tokenizer)}; {self.end} ends an answer, "
+            f"and {self.padding} follows"
+        ]
         train = TensorSamples(np.array(inputs, np.int64), np.array(targets, np.int64))
         return Loaded(train, None, np.array(users))

@@ -16,7 +16,7 @@ from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import IGNORED, TensorSamples
 from .rdatasets import rdata
-from .tokens import encoder
+from .tokens import encoder, numbers_of
 
 
 class MovieLensDataModule(FederatedDataModule):
@@ -164,5 +164,9 @@ class InstructionDataModule(FederatedDataModule):
             missing = self.length - len(whole) + 1
             inputs.append(whole[:-1] + [self.padding] * missing)
             targets.append(scored + [IGNORED] * missing)
+        self.conversions = [
+            f"texts become whole numbers, {numbers_of(self.tokenizer)}; {self.end} ends an answer, "
+            f"and {self.padding} follows"
+        ]
         train = TensorSamples(np.array(inputs, np.int64), np.array(targets, np.int64))
         return Loaded(train, None, np.array(users))

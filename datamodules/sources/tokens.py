@@ -25,21 +25,27 @@ def tokens_of(
         >>> tokens.tolist()
         [[73, 196, 170, 0], [73, 102, 109, 109]]
         >>> line  # doctest: +NORMALIZE_WHITESPACE
-        "'mail': texts become 4 whole numbers, their bytes in UTF-8 plus 1 and then 0; longer ones
-        are cut, 1 of 2"
+        "'mail': texts become 4 whole numbers, the bytes in UTF-8 plus 1; longer ones are cut, 1 of
+        2, and 0 follows shorter ones"
     """
     encode = encoder(tokenizer, length)
     tokens = np.array([encode(text) for text in texts], np.int64).reshape(len(texts), length)
-    what = f"the tokens of {tokenizer}"
-    cut = ""
+    said = f"{column!r}: texts become {length} whole numbers, {numbers_of(tokenizer)}"
+    said += "; longer ones are cut"
     if tokenizer == "bytes":
-        what = "their bytes in UTF-8 plus 1 and then 0"
-        count = sum(len(text.encode()) > length for text in texts)
-        cut = f", {count:,} of {len(texts):,}"
-    elif not isinstance(tokenizer, str):
-        what = f"by {getattr(tokenizer, '__qualname__', type(tokenizer).__name__)}"
-    said = f"{column!r}: texts become {length} whole numbers, {what}; longer ones are cut{cut}"
+        cut = sum(len(text.encode()) > length for text in texts)
+        said += f", {cut:,} of {len(texts):,}, and 0 follows shorter ones"
     return tokens, said
+
+
+def numbers_of(tokenizer: Callable[[str], list[int]] | str) -> str:
+    """Returns in words which numbers `encoder` makes of a text."""
+    if callable(tokenizer):
+        name = getattr(tokenizer, '__name__', type(tokenizer).__name__)
+        return f"as {name} gives them"
+    if tokenizer == "bytes":
+        return "the bytes in UTF-8 plus 1"
+    return f"the tokens of {tokenizer}"
 
 
 def encoder(

@@ -261,8 +261,18 @@ def readme(content: dict[str, Any], code: str) -> str:
     return (
         f"# {method}: {whose} model\n\n| | |\n|---|---|\n{table}\n\n{content['protocol']}\n\n"
         f"{content['privacy']}\n\n{factored}## Load it\n\n```python\n{code}```\n\n"
-        f"{_weights(content['network'])}"
+        f"{_package(code)}{_weights(content['network'])}"
         f"`card.json` has all arguments of the method, the network and the data.\n"
+    )
+
+
+def _package(code: str) -> str:
+    """Returns a line of a README about this package, which is not called `pfl`, if it is needed."""
+    if "from pfl.models" not in code:
+        return ""
+    return (
+        "`pfl.models` is in the package lightning-pfl, and needs PyTorch and NumPy alone of its "
+        "dependencies; `load_file` is in the package safetensors.\n\n"
     )
 
 

@@ -302,11 +302,8 @@ def test_what_is_changed_is_told(tmp_path):
     folder = saved(tmp_path / "set", train=columns)
     texts = HuggingFaceDataModule(folder, "text", "y", length=3, num_clients=1)
     texts.setup()
-    said = (
-        "'text': texts become 3 whole numbers, their bytes in UTF-8 plus 1 and then 0; longer ones "
-        "are cut, 1 of 3"
-    )
-    assert texts.conversions == [said]
+    said = "'text': texts become 3 whole numbers, the bytes in UTF-8 plus 1; longer ones are cut, "
+    assert texts.conversions == [f"{said}1 of 3, and 0 follows shorter ones"]
     numbers = HuggingFaceDataModule(folder, "x", "y", num_clients=1)
     numbers.setup()
     assert numbers.conversions == ["'x': float64 is read as float32, with 7 digits"]

@@ -45,7 +45,7 @@ def test_texts_become_their_bytes_plus_one(file):
     assert loaded.class_names == ["1", "3", "5"]
     assert loaded.client_ids.tolist() == COLUMNS["user"]
     (line,) = data.conversions
-    assert line.endswith("longer ones are cut, 1 of 4")
+    assert line.endswith("longer ones are cut, 1 of 4, and 0 follows shorter ones")
     data.setup()
     assert data.feature_names is None
     assert data.client_names == ["07", "7"]
@@ -62,7 +62,7 @@ def test_a_tokenizer_of_ones_own_and_a_test_file(file):
     assert loaded.train.inputs.tolist() == [[2, 0, 0, 0], [2, 0, 0, 0], [1, 4, 6, 3], [2, 0, 0, 0]]
     assert loaded.test.inputs.tolist() == [[1, 4, 6, 3], [2, 0, 0, 0]]
     (line,) = data.conversions
-    assert "whole numbers, by " in line and "lengths" in line
+    assert line == "'text': texts become 4 whole numbers, as lengths gives them; longer ones are cut"
 
 
 def test_a_row_without_a_text_is_refused_or_left_out(file, one_line):

@@ -42,6 +42,8 @@ def test_prompts_and_padding_are_not_scored(tmp_path):
         [no, no, a + 8, a + 9, 257],
         [a + 1, a + 2, a + 3, a + 4, a + 5],  # cut
     ]
+    said = "texts become whole numbers, the bytes in UTF-8 plus 1"
+    assert data.conversions == [f"{said}; 257 ends an answer, and 0 follows"]
     assert data.client_names == ["x", "y"]
     assert data.client_sizes.sum() + data.partition.test.sizes.sum() <= 4
 

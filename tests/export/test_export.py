@@ -181,6 +181,7 @@ def test_the_factored_global_model_has_the_parameters_that_the_run_counts(export
     # The outputs are of the size of 1; float32 has 7 digits.
     assert sizes["largest_difference"] < 1e-5
     table = (out / "global" / "README.md").read_text()
+    assert "`pfl.models` is in the package lightning-pfl" in table
     assert f"| factored | {summary['parameters/global']:,} |" in table
 
 
@@ -198,7 +199,8 @@ def test_onnx_graphs_give_the_networks_outputs(exported, tmp_path):
         session = InferenceSession(tmp_path / "client3" / f"{name}.onnx")
         (outputs,) = session.run(None, {"inputs": inputs.numpy()})
         np.testing.assert_allclose(outputs, network(inputs).detach(), rtol=1e-4, atol=1e-5)
-    assert "InferenceSession" in (tmp_path / "client3" / "README.md").read_text()
+    text = (tmp_path / "client3" / "README.md").read_text()
+    assert "InferenceSession" in text and "lightning-pfl. " not in text  # nothing of it is needed
 
 
 def copied_run(run, folder):

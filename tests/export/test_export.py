@@ -200,7 +200,8 @@ def test_onnx_graphs_give_the_networks_outputs(exported, tmp_path):
         (outputs,) = session.run(None, {"inputs": inputs.numpy()})
         np.testing.assert_allclose(outputs, network(inputs).detach(), rtol=1e-4, atol=1e-5)
     text = (tmp_path / "client3" / "README.md").read_text()
-    assert "InferenceSession" in text and "package lightning-pfl" not in text  # nothing of it is needed
+    assert "InferenceSession" in text
+    assert "package lightning-pfl" not in text  # nothing of it is needed
 
 
 def copied_run(run, folder):

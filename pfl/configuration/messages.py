@@ -49,7 +49,7 @@ _UNKNOWN_KEY = (
     r"(?:Group '([^']+)' )?does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)"
 )
 # How jsonargparse shows values that it has parsed.
-_INTERNAL = ("Namespace(", "[Namespace(", "NestedArg(")
+_INTERNAL = ("Namespace(", "[Namespace(", "NestedArg(", "[<")
 _VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 

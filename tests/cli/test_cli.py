@@ -246,6 +246,26 @@ def test_early_stopping_by_an_unknown_metric_is_refused_after_the_first_round(tm
     assert "`test/global/accuracy`" in err  # among those there are
 
 
+LACKING = """
+from lightning.pytorch import Callback
+
+class Lacking(Callback):
+    def __init__(self):
+        raise ModuleNotFoundError("`Lacking` requires `rich`")
+"""
+
+
+def test_what_a_callback_lacks_is_told_without_the_callbacks_before_it(tmp_path, monkeypatch):
+    """Which are objects already, and had stood in the line with their addresses."""
+    (tmp_path / "lacking.py").write_text(LACKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = write(tmp_path / "small.yaml", SMALL)
+    added = ("--trainer.callbacks+=ModelSummary", "--trainer.callbacks+=lacking.Lacking")
+    status, _, err = call("fit", "--config", config, *added)
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith("error: `Lacking` requires `rich` (ModuleNotFoundError at ")
+
+
 def test_a_run_needs_model_and_data(tmp_path):
     for key in ("model", "data"):
         rest = {name: value for name, value in SMALL.items() if name != key}

@@ -41,7 +41,7 @@ def tokens_of(
 def numbers_of(tokenizer: Callable[[str], list[int]] | str) -> str:
     """Returns in words which numbers `encoder` makes of a text."""
     if callable(tokenizer):
-        name = getattr(tokenizer, '__name__', type(tokenizer).__name__)
+        name = getattr(tokenizer, "__name__", type(tokenizer).__name__)
         return f"as {name} gives them"
     if tokenizer == "bytes":
         return "the bytes in UTF-8 plus 1"

@@ -70,13 +70,18 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     assert text.format(last["clients alone"] - max(own["FedRoD"].values()), apart, ahead) in page
     for run in ("FedAMP", "FedBABU", "FedDistill", "FedProto"):
         assert f"{run} {pfllib.PRINTED[run] - last[run]:.2f} below" in page
-    for run in ("Ditto", "APFL", "FedALA", "GPFL", "FedFomo"):
+    for run in ("Ditto", "APFL", "FedALA", "GPFL", "FedFomo", "FedCP"):
         assert f"{run} {pfllib.PRINTED[run] - max(own[run].values()):.2f} below." in page
     behind = last["clients alone"] - last["Ditto"]
     assert f"Ditto is {behind:.2f} points behind clients alone." in page
     behind = last["clients alone"] - last["FedALA"]
     further = last["clients alone"] - last["FedFomo"]
     text = f"FedALA is {behind:.2f} points behind clients alone, and FedFomo {further:.2f}."
+    assert text in page
+    behind = last["clients alone"] - last["FedCP"]
+    risen = own["FedCP"][30] - own["FedCP"][24]
+    assert max(pfllib.PRINTED.values()) == pfllib.PRINTED["FedCP"]
+    text = f"is {behind:.2f} behind, and still rises: by {risen:.2f} points in the last six rounds."
     assert text in page
     below = {
         run: pfllib.PRINTED[run] - max(own[run].values())

@@ -70,7 +70,7 @@ def predict(
         gaps = numbers
         if client is None and not with_global:
             gaps = _clients_of_gaps(module, samples, numbers)
-        _fill_gaps(module, rows, samples.inputs, gaps)
+        _fill_gaps(module, rows, samples, gaps)
         networks = partial(_network_of, run)
         columns |= _predictions(run.model, networks, module, samples.inputs, owners, numbers)
     files.make_folder(out.parent, "predict: --out")
@@ -98,7 +98,7 @@ def predict_at_party(
         columns = _ids(samples, rows, id_column)
         owners = np.full(len(samples.inputs), run.place)
         columns["model"] = np.full(len(owners), f"party {run.client}", object)
-        _fill_gaps(module, rows, samples.inputs, owners)
+        _fill_gaps(module, rows, samples, owners)
         network = run.network().cpu()
         columns |= _predictions(method, lambda _: network, module, samples.inputs, owners, owners)
     files.make_folder(out.parent, "predict: --out")
@@ -210,10 +210,9 @@ def _clients_of(
     known = {name: number for number, name in enumerate(names)}
     for row, cell in enumerate(samples.clients):
         if cell not in known:
-            name, ids = next(iter(samples.ids.items()))
             raise ConfigError(
-                f"predict: --rows: the client {cell!r} of {name} {ids[row]} was not in the run; "
-                f"give {otherwise}--client with one of {', '.join(map(in_list, names[:SHOWN]))}"
+                f"predict: --rows: the client {cell!r} of {_place(samples, row)} was not in the "
+                f"run; give {otherwise}--client with one of {', '.join(map(in_list, names[:SHOWN]))}"
             )
     return np.array([known[cell] for cell in samples.clients])
 
@@ -231,6 +230,12 @@ def _clients_of_gaps(
     return np.array([known.get(client, -1) for client in samples.clients])
 
 
+def _place(samples: NewSamples, number: int) -> str:
+    """Returns the name of a sample, such as row 3, for a message."""
+    name, ids = next(iter(samples.ids.items()))
+    return f"{name} {ids[number]}"
+
+
 def _name_of(module: FederatedDataModule, place: int) -> str:
     """Returns the name of a column of the inputs, or its number."""
     if module.feature_names is None:
@@ -239,13 +244,14 @@ def _name_of(module: FederatedDataModule, place: int) -> str:
 
 
 def _fill_gaps(
-    module: FederatedDataModule, path: Path, values: np.ndarray, owners: np.ndarray
+    module: FederatedDataModule, path: Path, samples: NewSamples, owners: np.ndarray
 ) -> None:
     """Gives missing values [n, F], NaN, the means of the run's training samples, in place.
 
     They are those of the client that is given or that the row names, as in the run's own scores,
     and else of all clients.
     """
+    values = samples.inputs
     infinite = np.isinf(values)
     if infinite.any():
         place = int(np.argwhere(infinite)[0][1])
@@ -266,7 +272,7 @@ def _fill_gaps(
     if np.isnan(values).any():
         row, place = np.argwhere(np.isnan(values))[0].tolist()
         raise ConfigError(
-            f"predict: --rows: {path}: row {row + 1} after the names has no value of "
+            f"predict: --rows: {path}: {_place(samples, row)} has no value of "
             f"{_name_of(module, place)}, and the client's training samples have none either"
         )
 

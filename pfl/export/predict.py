@@ -210,9 +210,10 @@ def _clients_of(
     known = {name: number for number, name in enumerate(names)}
     for row, cell in enumerate(samples.clients):
         if cell not in known:
+            some = ", ".join(map(in_list, names[:SHOWN]))
             raise ConfigError(
                 f"predict: --rows: the client {cell!r} of {_place(samples, row)} was not in the "
-                f"run; give {otherwise}--client with one of {', '.join(map(in_list, names[:SHOWN]))}"
+                f"run; give {otherwise}--client with one of {some}"
             )
     return np.array([known[cell] for cell in samples.clients])
 

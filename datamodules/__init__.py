@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pfl.datamodules.rules.sample_values import Groups as Groups
     from pfl.datamodules.rules.sample_values import Natural as Natural
     from pfl.datamodules.samples.loaded import Loaded as Loaded
+    from pfl.datamodules.samples.loaded import NewSamples as NewSamples
     from pfl.datamodules.samples.memory_map import MappedSamples as MappedSamples
     from pfl.datamodules.samples.samples import DatasetSamples as DatasetSamples
     from pfl.datamodules.samples.samples import Samples as Samples
@@ -113,7 +114,7 @@ _NAMES = {  # the public names by the module that defines them
     "rules.label_skew": ("ClassesPerClient", "Dirichlet", "Shards"),
     "rules.partitioner": ("IID", "LogNormal", "Partitioner", "Sampled"),
     "rules.sample_values": ("ByValue", "Groups", "Natural"),
-    "samples.loaded": ("Loaded",),
+    "samples.loaded": ("Loaded", "NewSamples"),
     "samples.memory_map": ("MappedSamples",),
     "samples.samples": ("DatasetSamples", "Samples", "TensorSamples"),
     "sources.arrays": ("ArrayDataModule", "TensorDataModule"),

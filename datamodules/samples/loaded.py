@@ -52,16 +52,22 @@ class NewSamples(NamedTuple):
     Attributes:
         inputs: Inputs as those of `Loaded`, [n, ...]; NaN where a value is missing.
         ids: Columns that tell the samples apart, by name, the main one first: values [n].
-        columns: The columns of the file by name, of which each may be the id: values [n].
         clients: The name of the client that each sample names, [n]; None: they name none.
-        naming: How samples name their clients, for a message.
+        naming: How samples name their clients, for a message; "": they cannot.
+        columns: The columns of the file by name, of which each may be the id: values [n]; None:
+            it has none.
+
+    Example:
+        >>> samples = NewSamples(np.zeros((2, 3), np.float32), {"sample": np.arange(2)})
+        >>> len(samples.inputs), samples.clients
+        (2, None)
     """
 
     inputs: np.ndarray
     ids: Mapping[str, np.ndarray]
-    columns: Mapping[str, np.ndarray]
-    clients: Sequence[str] | None
-    naming: str
+    clients: Sequence[str] | None = None
+    naming: str = ""
+    columns: Mapping[str, np.ndarray] | None = None
 
 
 def check_loaded(name: str, loaded: object, columns: Sequence[str] | None = None) -> None:

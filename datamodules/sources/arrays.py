@@ -143,7 +143,7 @@ class ArrayDataModule(FederatedDataModule):
             expected = f"{len(values)}, one for each sample"
             require_value("number of client_ids", number, number == len(values), expected)
         ids = {"sample": np.arange(len(values))}
-        return NewSamples(values, ids, {}, clients, "client_ids in the file")
+        return NewSamples(values, ids, clients, "client_ids in the file")
 
     def _convert(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
         """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""

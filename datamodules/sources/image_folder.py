@@ -135,7 +135,7 @@ class ImageFolderDataModule(FederatedDataModule):
             clients = [place.parts[0] for place in places]
         ids = {"file": np.array([place.as_posix() for place in places], object)}
         inputs = decode(files, self.image_size, None, self.colour)
-        return NewSamples(inputs, ids, {}, clients, "images in folders with the clients' names")
+        return NewSamples(inputs, ids, clients, "images in folders with the clients' names")
 
     def _decode(self, found: list["_Image"]) -> np.ndarray:
         paths = [image.path for image in found]

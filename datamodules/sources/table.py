@@ -334,7 +334,7 @@ class TableDataModule(FederatedDataModule):
             naming = f"rows with the column {self.client_column!r}"
             if self.client_column in columns:
                 clients = [str(cell) for cell in columns[self.client_column]]
-        return NewSamples(values, ids, columns, clients, naming)
+        return NewSamples(values, ids, clients, naming, columns)
 
     def _windows_of_rows(
         self, path: Path, table: Table, values: np.ndarray

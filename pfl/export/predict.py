@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl import files
-from pfl.datamodules import FederatedDataModule, TensorSamples
-from pfl.datamodules.samples.loaded import NewSamples
+from pfl.datamodules import FederatedDataModule, NewSamples, TensorSamples
 from pfl.errors import ConfigError, in_list
 from pfl.export.party import PartyRun
 from pfl.export.run import POOL, RestoredRun
@@ -141,7 +140,7 @@ def _ids(samples: NewSamples, rows: Path, id_column: str | None) -> dict[str, An
     """
     columns = dict(samples.ids)
     if id_column is not None:
-        if not samples.columns:
+        if samples.columns is None:
             raise ConfigError(f"predict: --id: {id_column}; only tables have columns")
         if id_column not in samples.columns:
             raise ConfigError(

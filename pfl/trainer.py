@@ -56,7 +56,31 @@ from pfl.rounds.checkpoint_io import (
 )
 
 STAGES = ("train", "val", "test", "predict")
-SAMPLE_BATCH_CALLBACKS = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
+OF_BATCHES = (
+    "works on batches of samples, but the Trainer's batches are clients; set model.lr and "
+    "model.batch_size instead"
+)
+OF_STEPS: dict[type[Callback], str] = {  # callbacks that act on steps, and why they are refused
+    StochasticWeightAveraging: (
+        "averages the steps of the Trainer's own optimizer, which a federated method does not "
+        "have; EMAWeightAveraging averages the global model over rounds"
+    ),
+    BaseFinetuning: (
+        "freezes layers for the Trainer's own optimizer, and clients take the steps; set "
+        "model.trainable to what clients train, or take FedBABU"
+    ),
+    ModelPruning: (
+        "prunes the Trainer's network and not the clients' models; FedSLR and FedSpa train sparse "
+        "models"
+    ),
+    SpikeDetection: (
+        "needs the loss of the Trainer's own steps, and clients take the steps; EarlyStopping with "
+        "the monitor train/loss has a divergence_threshold"
+    ),
+    BatchSizeFinder: OF_BATCHES,
+    GradientAccumulationScheduler: OF_BATCHES,
+    LearningRateFinder: OF_BATCHES,
+}
 
 
 class Trainer(RunTrainer):
@@ -457,31 +481,7 @@ def _check_callbacks(callbacks: list[Callback]) -> None:
                 "saves after an error, which is within a round; RoundCheckpoint has already saved "
                 "the last whole round"
             )
-        elif isinstance(callback, StochasticWeightAveraging):
-            wrong = (
-                "averages the steps of the Trainer's own optimizer, which a federated method does "
-                "not have; EMAWeightAveraging averages the global model over rounds"
-            )
-        elif isinstance(callback, BaseFinetuning):
-            wrong = (
-                "freezes layers for the Trainer's own optimizer, and clients take the steps; set "
-                "model.trainable to what clients train, or take FedBABU"
-            )
-        elif isinstance(callback, ModelPruning):
-            wrong = (
-                "prunes the Trainer's network and not the clients' models; FedSLR and FedSpa train "
-                "sparse models"
-            )
-        elif isinstance(callback, SpikeDetection):
-            wrong = (
-                "needs the loss of the Trainer's own steps, and clients take the steps; "
-                "EarlyStopping with the monitor train/loss has a divergence_threshold"
-            )
-        elif isinstance(callback, SAMPLE_BATCH_CALLBACKS):
-            wrong = (
-                "works on batches of samples, but the Trainer's batches are clients; set model.lr "
-                "and model.batch_size instead"
-            )
         else:
-            continue
-        raise ConfigError(f"trainer.callbacks: {type(callback).__name__} {wrong}")
+            wrong = next((why for kind, why in OF_STEPS.items() if isinstance(callback, kind)), "")
+        if wrong:
+            raise ConfigError(f"trainer.callbacks: {type(callback).__name__} {wrong}")

@@ -27,6 +27,12 @@ def call(*args):
     return status, out.getvalue(), err.getvalue()
 
 
+def done(*args):
+    """Runs a command in this process, which must end without an error."""
+    status, _, error = call(*args)
+    assert status == 0, error
+
+
 @contextlib.contextmanager
 def elsewhere(folder):
     """Runs the commands of the block in an empty folder, in which they must leave nothing."""

@@ -133,8 +133,9 @@ class ArrayDataModule(FederatedDataModule):
         holds = inputs.dtype == samples.inputs.dtype
         require_value("inputs.dtype", inputs.dtype, holds, expected)
         values = inputs.numpy()
-        if self.missing != "mean" and _gaps(values).any():
-            sample = int(np.argwhere(_gaps(values))[0][0])
+        gaps = np.argwhere(_gaps(values))
+        if self.missing != "mean" and len(gaps):
+            sample = int(gaps[0][0])
             raise ConfigError(f"sample {sample} has no value in a place; a prediction needs all")
         clients = None
         if "client_ids" in arrays:

@@ -122,18 +122,14 @@ class ImageFolderDataModule(FederatedDataModule):
         """Reads all images below a folder; the first folder below it may be the client's name."""
         if not path.is_dir():
             raise ConfigError("it must be a folder of images")
-        files = []
-        for file in sorted(files_below(path)):
-            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if file.suffix.lower() in SUFFIXES and not hidden:
-                files.append(file)
-        if not files:
+        places, _, _ = _files_in(path)
+        if not places:
             raise ConfigError(f"it holds no images, whose names end with {', '.join(SUFFIXES)}")
-        places = [file.relative_to(path) for file in files]
         clients = None
         if all(len(place.parts) > 1 for place in places):
             clients = [place.parts[0] for place in places]
         ids = {"file": np.array([place.as_posix() for place in places], object)}
+        files = [path / place for place in places]
         inputs = decode(files, self.image_size, None, self.colour)
         return NewSamples(inputs, ids, clients, "images in folders with the clients' names")
 
@@ -164,18 +160,9 @@ class ImageFolderDataModule(FederatedDataModule):
     def _walk(self) -> list["_Image"]:
         images = []
         levels = self.levels.split("/")
-        self._others = []
-        self._hidden = []
-        for path in sorted(files_below(self.folder)):
-            place = path.relative_to(self.folder)
-            is_image = path.suffix.lower() in SUFFIXES
-            if any(part.startswith(".") for part in place.parts):
-                if is_image:
-                    self._hidden.append(place)
-                continue
-            if not is_image:
-                self._others.append(place)
-                continue
+        places, self._others, self._hidden = _files_in(self.folder)
+        for place in places:
+            path = self.folder / place
             if not path.is_file():
                 raise ConfigError(
                     f"ImageFolderDataModule.folder: {str(path)!r} is a link to a file that does "
@@ -226,6 +213,27 @@ class ImageFolderDataModule(FederatedDataModule):
                 )
             images[image.path] = image
         return list(images.values())
+
+
+def _files_in(folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+    """Returns the images below a folder, other files, and images that are hidden; paths from there.
+
+    Images are hidden where their name, or a folder's, begins with a point.
+    """
+    images: list[Path] = []
+    others: list[Path] = []
+    hidden: list[Path] = []
+    for path in sorted(files_below(folder)):
+        place = path.relative_to(folder)
+        is_image = path.suffix.lower() in SUFFIXES
+        if any(part.startswith(".") for part in place.parts):
+            if is_image:
+                hidden.append(place)
+        elif is_image:
+            images.append(place)
+        else:
+            others.append(place)
+    return images, others, hidden
 
 
 def has_clients(folder: Path, levels: str | None, table: str | None) -> bool:

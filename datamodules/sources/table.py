@@ -25,6 +25,8 @@ from .table_inputs import InputReader, texts_of
 from .tokens import tokens_of
 from .windows import windows
 
+SUFFIXES = (".csv", ".parquet")
+
 
 class TableDataModule(FederatedDataModule):
     r"""A table in a CSV or Parquet file: a row for each sample, inputs float32 [N, F].
@@ -190,7 +192,7 @@ class TableDataModule(FederatedDataModule):
             self.test_file = Path(test_file).expanduser()
         for key, path in (("file", self.file), ("test_file", self.test_file)):
             if path is not None:
-                exists = path.suffix in (".csv", ".parquet") and path.is_file()
+                exists = path.suffix in SUFFIXES and path.is_file()
                 expected = "the path of an existing .csv or .parquet file"
                 require_value(f"TableDataModule.{key}", str(path), exists, expected)
         if feature_columns is not None:
@@ -295,7 +297,7 @@ class TableDataModule(FederatedDataModule):
         windows that end with each row, for which a client's first rows are too few; the times at
         which they end are ids, too.
         """
-        if path.suffix not in (".csv", ".parquet"):
+        if path.suffix not in SUFFIXES:
             raise ConfigError("it must be a .csv or .parquet file, as the run's")
         self._ready()
         table = read_table(path, [])
@@ -326,7 +328,7 @@ class TableDataModule(FederatedDataModule):
             values, table, places = self._windows_of_rows(path, table, values)
         columns = {name: np.array(one.cells or one.values, object) for name, one in table.items()}
         ids = {"row": places + 1}
-        if self.window is not None and self.order_column is not None:
+        if self.order_column is not None:  # of windows
             ids[self.order_column] = columns[self.order_column]
         clients = None
         naming = ""
@@ -407,8 +409,9 @@ class TableDataModule(FederatedDataModule):
         gaps = []
         for table in tables:
             with self._reader.naming([table]):
-                texts += texts_of(self.text_column, table[self.text_column])
-            gaps.append(gaps_of(table[self.text_column].values))
+                own, missing = texts_of(self.text_column, table[self.text_column])
+            texts += own
+            gaps.append(missing)
         tokens, line = tokens_of(self.text_column, texts, self.tokenizer, self.length)
         return Inputs(tokens, [self.text_column], np.concatenate(gaps)[:, None], []), line
 

@@ -129,8 +129,10 @@ class InputReader:
         return {f"{name}={level}": (rows[:, k], gaps) for k, level in enumerate(levels)}
 
 
-def texts_of(name: str, column: Column) -> list[str]:
-    """Returns the texts of a column, as they are written in a CSV file; "" where one is missing.
+def texts_of(name: str, column: Column) -> tuple[list[str], np.ndarray]:
+    """Returns the texts of a column, "" where one is missing, and where that is, bool [N].
+
+    The texts are as they are written in a CSV file.
 
     Raises:
         RowError: A value of a Parquet file is no text.
@@ -151,4 +153,4 @@ def texts_of(name: str, column: Column) -> list[str]:
                 f"text",
                 row,
             )
-    return texts
+    return texts, gaps

@@ -67,8 +67,9 @@ def predict(
         names = module.names_or_numbers
         columns["model"] = np.array(["global" if c < 0 else names[c] for c in owners], object)
         gaps = numbers
-        if client is None and not with_global:
-            gaps = _clients_of_gaps(module, samples, numbers)
+        named = _named_clients(module, samples)
+        if named is not None and client is None and not with_global:
+            gaps = named
         _fill_gaps(module, rows, samples, gaps)
         networks = partial(_network_of, run)
         columns |= _predictions(run.model, networks, module, samples.inputs, owners, numbers)
@@ -112,7 +113,7 @@ def _check_rows(rows: Path) -> None:
 
 def _read(module: FederatedDataModule, rows: Path) -> NewSamples:
     """Returns new samples of a file; an error names it."""
-    _, target = module.samples.gather(torch.zeros(1, dtype=torch.int64))
+    target = _first_target(module)
     places = target.ndim - 1
     if places > 1 or (places == 1 and not target.is_floating_point()):
         raise ConfigError(
@@ -131,6 +132,11 @@ def _read(module: FederatedDataModule, rows: Path) -> NewSamples:
             f"in the run"
         )
     return samples
+
+
+def _first_target(module: FederatedDataModule) -> Tensor:
+    """Returns the first target of the run, [1, ...], of which all have the type and the shape."""
+    return module.samples.gather(torch.zeros(1, dtype=torch.int64))[1]
 
 
 def _ids(samples: NewSamples, rows: Path, id_column: str | None) -> dict[str, Any]:
@@ -191,8 +197,9 @@ def _clients_of(
     run: RestoredRun, module: FederatedDataModule, samples: NewSamples, own: bool
 ) -> np.ndarray:
     """Returns the client that each sample names, int64 [n]."""
+    found = _named_clients(module, samples)
     names = module.client_names
-    if samples.clients is None or names is None:
+    if found is None or names is None:
         ways = ["--client"]
         if own:
             why = f"{type(run.model).__name__} has a model for each client"
@@ -203,30 +210,30 @@ def _clients_of(
         if names is not None and samples.naming:
             ways.append(samples.naming)
         raise ConfigError(f"predict: {why}; give {' or '.join(ways)}")
-    otherwise = ""
-    if not module.differs_by_client and run.model.has_global:
-        otherwise = "--global, or "
-    known = {name: number for number, name in enumerate(names)}
-    for row, cell in enumerate(samples.clients):
-        if cell not in known:
-            some = ", ".join(map(in_list, names[:SHOWN]))
-            raise ConfigError(
-                f"predict: --rows: the client {cell!r} of {_place(samples, row)} was not in the "
-                f"run; give {otherwise}--client with one of {some}"
-            )
-    return np.array([known[cell] for cell in samples.clients])
+    unknown = np.flatnonzero(found < 0)
+    if len(unknown):
+        row = int(unknown[0])
+        assert samples.clients is not None
+        otherwise = ""
+        if not module.differs_by_client and run.model.has_global:
+            otherwise = "--global, or "
+        some = ", ".join(map(in_list, names[:SHOWN]))
+        raise ConfigError(
+            f"predict: --rows: the client {samples.clients[row]!r} of {_place(samples, row)} was "
+            f"not in the run; give {otherwise}--client with one of {some}"
+        )
+    return found
 
 
-def _clients_of_gaps(
-    module: FederatedDataModule, samples: NewSamples, otherwise: np.ndarray
-) -> np.ndarray:
+def _named_clients(module: FederatedDataModule, samples: NewSamples) -> np.ndarray | None:
     """Returns the client of the run that each sample names, int64 [n]; -1 for another one.
 
-    Where samples name no client, `otherwise` is returned.
+    None where samples name no client, or the run's clients have no names.
     """
-    if samples.clients is None or module.client_names is None:
-        return otherwise
-    known = {name: number for number, name in enumerate(module.client_names)}
+    names = module.client_names
+    if samples.clients is None or names is None:
+        return None
+    known = {name: number for number, name in enumerate(names)}
     return np.array([known.get(client, -1) for client in samples.clients])
 
 
@@ -329,7 +336,7 @@ def _columns(
     """Returns predictions and probabilities of a client's inputs, by the names of their columns."""
     runner = method.oracle.runner
     outputs = network(inputs)
-    like = module.samples.gather(torch.zeros(1, dtype=torch.int64))[1]
+    like = _first_target(module)
     if like.is_floating_point():
         like = like.to(outputs)
     targets = runner.as_compared(outputs, like.expand(len(inputs), *like.shape[1:]))

@@ -7,17 +7,12 @@ import yaml
 from PIL import Image
 from safetensors.numpy import load_file
 
-from tests.commands import call, table
+from tests.commands import call, done, table
 
 pytestmark = pytest.mark.cli
 RNG = np.random.default_rng(3)
 SITES = ("north", "wëst")
 SIZE = 3
-
-
-def done(*words):
-    status, _, error = call(*words)
-    assert status == 0, error
 
 
 def refused(*words):

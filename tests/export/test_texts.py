@@ -11,7 +11,7 @@ import yaml
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from tests.commands import call, table
+from tests.commands import call, done, table
 from tests.export.test_raw_samples import outputs_of_the_lines
 
 pytestmark = pytest.mark.cli
@@ -72,11 +72,6 @@ def folder(tmp_path_factory):
     (folder / "a.yaml").write_text(yaml.safe_dump(config))
     done("fit", "--config", folder / "a.yaml")
     return folder
-
-
-def done(*words):
-    status, _, error = call(*words)
-    assert status == 0, error
 
 
 def test_each_row_is_predicted_by_the_model_of_its_client(folder, tmp_path, monkeypatch):

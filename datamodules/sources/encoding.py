@@ -8,6 +8,8 @@ import numpy as np
 from ..errors import RowError
 from .cells import identifiers_of, is_number, values_of
 
+COARSE = 0.01  # rounding by more than this share of a column's standard deviation is told
+
 
 class Column(NamedTuple):
     """A column of a file."""
@@ -24,12 +26,14 @@ class Inputs(NamedTuple):
         names: The names of the columns [F]; that of a level is `column=level`.
         missing: Which values are missing, bool [N, F]; of texts [N, 1].
         rounded: The names of the columns that lost digits.
+        coarse: A line about each column of which float32 loses what makes its values differ.
     """
 
     values: np.ndarray
     names: list[str]
     missing: np.ndarray
     rounded: list[str]
+    coarse: list[str]
 
 
 def gaps_of(values: np.ndarray) -> np.ndarray:
@@ -192,6 +196,23 @@ def narrowed(values: np.ndarray) -> tuple[np.ndarray, bool]:
     return narrow, any(whole)
 
 
+def coarse_line(name: str, values: np.ndarray, narrow: np.ndarray) -> str | None:
+    """Returns a line about a column whose differences float32 loses; None for any other column.
+
+    Seconds since 1970 are an example: neighbours among float32 numbers of this size are 128 apart.
+    """
+    exact = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of infinite values, which are refused later
+        deviation = exact.std()
+        error = np.abs(narrow - exact).max()
+    if not 0 < COARSE * deviation < error:  # a constant has no differences to lose
+        return None
+    return (
+        f"{name!r}: float32 moves its values by up to {error:.3g}, and their standard deviation is "
+        f"{deviation:.3g}; subtract a constant, such as the least value, in the file"
+    )
+
+
 def _large(values: np.ndarray) -> np.ndarray:
     """Returns which whole numbers may have no float32: those above 2**24 in size."""
     if values.dtype.kind == "b":
@@ -205,10 +226,14 @@ def side_by_side(columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Inputs
     """Returns numbers and their gaps, by name, side by side."""
     values = []
     rounded = []
-    for name, (numbers, _) in columns.items():
+    coarse = []
+    for name, (numbers, gaps) in columns.items():
         narrow, lost = narrowed(numbers)
         values.append(narrow)
         if lost:
             rounded.append(name)
+            line = coarse_line(name, numbers[~gaps], narrow[~gaps])
+            if line is not None:
+                coarse.append(line)
     missing = np.stack([gaps for _, gaps in columns.values()], 1)
-    return Inputs(np.stack(values, 1), list(columns), missing, rounded)
+    return Inputs(np.stack(values, 1), list(columns), missing, rounded, coarse)

@@ -18,14 +18,12 @@ from ..rules.sample_values import add_rule
 from ..samples.loaded import Loaded, NewSamples
 from ..samples.memory_map import train_and_test
 from .cells import classes_of, identifiers_of, targets_of
-from .encoding import Inputs, check_numbers, gaps_of, narrowed
+from .encoding import Inputs, check_numbers, coarse_line, gaps_of, narrowed
 from .table_columns import ColumnReader
-from .table_files import Table, joined_cells, read_table, rows_left
+from .table_files import SUFFIXES, Table, joined_cells, path_of_table, read_table, rows_left
 from .table_inputs import InputReader, texts_of
 from .tokens import tokens_of
 from .windows import windows
-
-SUFFIXES = (".csv", ".parquet")
 
 
 class TableDataModule(FederatedDataModule):
@@ -129,81 +127,76 @@ class TableDataModule(FederatedDataModule):
     ) -> None:
         add_rule(client_column is not None, kwargs)
         super().__init__(**kwargs)
-        if text_column is not None:
-            expected = "None, as text_column has the inputs"
-            inputs = {
-                "feature_columns": feature_columns,
-                "categories": categories,
-                "window": window,
-            }
-            for key, other in inputs.items():
-                require_value(f"TableDataModule.{key}", other, other is None, expected)
-            expected = "'refuse' or 'drop', as texts have no mean"
-            require_value("TableDataModule.missing", missing, missing != "mean", expected)
-        self.text_column = text_column
-        self.tokenizer = tokenizer
-        self.length = int(length)
+        self.file = path_of_table("file", file)
+        self.target_column = target_column
+        self.feature_columns = feature_columns
+        self.client_column = client_column
+        self.test_file = None
+        if test_file is not None:
+            self.test_file = path_of_table("test_file", test_file)
+        self.target_kind = target_kind
+        self.given_classes: list[str] | None = None
+        if class_names is not None:
+            self.given_classes = _names("class_names", class_names)
         self.missing = missing
         self.categories = categories
-        for key, value in (("category_columns", category_columns), ("levels", levels)):
-            expected = "None, unless categories is one-hot or codes"
-            holds = value is None or categories is not None
-            require_value(f"TableDataModule.{key}", value, holds, expected)
         self.category_columns = category_columns
-        self._given_levels: dict[str, list[str]] = {}
-        for name, names in (levels or {}).items():
-            texts = [str(one) for one in names]
-            holds = 0 < len(texts) == len({*texts})
-            key = f"TableDataModule.levels: the levels of {name!r}"
-            require_value(key, names, holds, "a list of different names")
-            self._given_levels[name] = texts
+        self._given_levels = {
+            name: _names(f"levels: the levels of {name!r}", names)
+            for name, names in (levels or {}).items()
+        }
         self.window = as_int(window)
         self.horizon = int(horizon)
         self.order_column = order_column
-        if window is None:
+        self.text_column = text_column
+        self.tokenizer = tokenizer
+        self.length = int(length)
+        self.read_columns: list[str] = []  # of the inputs, in the file; known after `setup`
+        self._require_one_kind_of_inputs(levels)
+        self._require_columns()
+
+    def _require_one_kind_of_inputs(self, levels: Mapping[str, Sequence] | None) -> None:
+        """Refuses arguments of another kind of inputs than the one that others ask for."""
+        if self.text_column is not None:
+            expected = "None, as text_column has the inputs"
+            for key in ("feature_columns", "categories", "window"):
+                other = getattr(self, key)
+                require_value(f"TableDataModule.{key}", other, other is None, expected)
+            expected = "'refuse' or 'drop', as texts have no mean"
+            holds = self.missing != "mean"
+            require_value("TableDataModule.missing", self.missing, holds, expected)
+        for key, value in (("category_columns", self.category_columns), ("levels", levels)):
+            expected = "None, unless categories is one-hot or codes"
+            holds = value is None or self.categories is not None
+            require_value(f"TableDataModule.{key}", value, holds, expected)
+        if self.window is None:
             expected = "1, as there is no window"
-            require_value("TableDataModule.horizon", horizon, horizon == 1, expected)
+            holds = self.horizon == 1
+            require_value("TableDataModule.horizon", self.horizon, holds, expected)
             expected = "None, as there is no window"
-            holds = order_column is None
-            require_value("TableDataModule.order_column", order_column, holds, expected)
+            holds = self.order_column is None
+            require_value("TableDataModule.order_column", self.order_column, holds, expected)
         else:
             expected = "'refuse', as a series with gaps has no windows of equal steps"
-            require_value("TableDataModule.missing", missing, missing == "refuse", expected)
-        self.given_classes: list[str] | None = None
-        if class_names is not None:
-            self.given_classes = [str(name) for name in class_names]
-            differ = 0 < len(class_names) == len({*self.given_classes})
-            expected = "a list of different names, of targets that are classes"
-            holds = differ and target_kind != "numbers"
-            require_value("TableDataModule.class_names", class_names, holds, expected)
-        self.read_columns: list[str] = []  # of the inputs, in the file; known after `setup`
-        for key, given in (("file", file), ("test_file", test_file)):
-            kind = f"an object of type {type(given).__name__}"
-            is_path = given is None or isinstance(given, str | os.PathLike)
-            expected = "the path of a file, such as to_csv or to_parquet of pandas writes"
-            require_value(f"TableDataModule.{key}", kind, is_path, expected)
-        self.file = Path(file).expanduser()
-        self.target_column = target_column
-        self.client_column = client_column
-        self.feature_columns = feature_columns
-        self.target_kind = target_kind
-        self.test_file = None
-        if test_file is not None:
-            self.test_file = Path(test_file).expanduser()
-        for key, path in (("file", self.file), ("test_file", self.test_file)):
-            if path is not None:
-                exists = path.suffix in SUFFIXES and path.is_file()
-                expected = "the path of an existing .csv or .parquet file"
-                require_value(f"TableDataModule.{key}", str(path), exists, expected)
-        if feature_columns is not None:
-            taken = {client_column}
-            if window is None:
-                taken.add(target_column)
-            others = not taken & set(feature_columns)
-            once = len(feature_columns) == len(set(feature_columns))
-            holds = len(feature_columns) > 0 and others and once
-            expected = "columns for inputs only, each once"
-            require_value("TableDataModule.feature_columns", feature_columns, holds, expected)
+            holds = self.missing == "refuse"
+            require_value("TableDataModule.missing", self.missing, holds, expected)
+
+    def _require_columns(self) -> None:
+        """Refuses columns that are chosen twice, and names of classes of numbers."""
+        if self.given_classes is not None:
+            expected = "None, as target_kind is numbers"
+            holds = self.target_kind != "numbers"
+            require_value("TableDataModule.class_names", self.given_classes, holds, expected)
+        if self.feature_columns is None:
+            return
+        taken = {self.client_column}
+        if self.window is None:
+            taken.add(self.target_column)
+        columns = set(self.feature_columns)
+        once = len(self.feature_columns) == len(columns)
+        holds = bool(columns) and once and not taken & columns
+        expected = "columns for inputs only, each once"
+        require_value("TableDataModule.feature_columns", self.feature_columns, holds, expected)
 
     def load(self) -> Loaded:
         self.conversions = []
@@ -394,9 +387,7 @@ class TableDataModule(FederatedDataModule):
         if inputs.rounded:
             if "features" not in self.rounded_arrays:
                 self.rounded_arrays.append("features")
-            line = f"{', '.join(map(repr, inputs.rounded))}: rounded to float32, with 7 digits"
-            if line not in self.conversions:  # inputs of a series are past targets
-                self.conversions.append(line)
+            self._tell_rounded(inputs.rounded, inputs.coarse)
         return inputs
 
     def _texts(self, tables: Sequence[Table]) -> tuple[Inputs, str]:
@@ -413,7 +404,7 @@ class TableDataModule(FederatedDataModule):
             texts += own
             gaps.append(missing)
         tokens, line = tokens_of(self.text_column, texts, self.tokenizer, self.length)
-        return Inputs(tokens, [self.text_column], np.concatenate(gaps)[:, None], []), line
+        return Inputs(tokens, [self.text_column], np.concatenate(gaps)[:, None], [], []), line
 
     def _columns_of_rules(self, tables: Sequence[Table]) -> dict[str, np.ndarray]:
         """Returns the columns that all tables have, for rules such as ByValue("age")."""
@@ -563,8 +554,28 @@ class TableDataModule(FederatedDataModule):
         """Returns the values of a regression as float32, and says if they lose digits."""
         narrow, lost = narrowed(values)
         if lost:
-            self.conversions.append(f"{self.target_column!r}: rounded to float32, with 7 digits")
+            line = coarse_line(self.target_column, values, narrow)
+            self._tell_rounded([self.target_column], [] if line is None else [line])
         return narrow
+
+    def _tell_rounded(self, names: Sequence[str], coarse: Sequence[str]) -> None:
+        """Says which columns are rounded, and which of them lose their differences by it."""
+        rounded = f"{', '.join(map(repr, names))}: rounded to float32, with 7 digits"
+        for line in (rounded, *coarse):
+            if line not in self.conversions:  # inputs of a series are past targets
+                self.conversions.append(line)
+
+
+def _names(key: str, given: Sequence[str | int]) -> list[str]:
+    """Returns names as text.
+
+    Raises:
+        ConfigError: There is none, or two are equal.
+    """
+    names = [str(name) for name in given]
+    holds = 0 < len(names) == len({*names})
+    require_value(f"TableDataModule.{key}", given, holds, "a list of different names")
+    return names
 
 
 def _whole(values: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from ..errors import ConfigError, RowError, error_line, optional_module, require
 from .cells import values_of
 from .encoding import Column, without_rows
 
+SUFFIXES = (".csv", ".parquet")
 _UTF8 = "a CSV file must be saved as UTF-8"
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # of the rows that are left of a data frame
 
@@ -29,6 +31,22 @@ class Table(dict[str, Column]):
         super().__init__(columns)
         self.rows = rows
         self.file = file
+
+
+def path_of_table(key: str, given: str | os.PathLike) -> Path:
+    """Returns the path of an existing file of a table.
+
+    Raises:
+        ConfigError: It is no path, there is no such file, or it has another suffix.
+    """
+    kind = f"an object of type {type(given).__name__}"
+    expected = "the path of a file, such as to_csv or to_parquet of pandas writes"
+    require_value(f"TableDataModule.{key}", kind, isinstance(given, str | os.PathLike), expected)
+    path = Path(given).expanduser()
+    exists = path.suffix in SUFFIXES and path.is_file()
+    expected = "the path of an existing .csv or .parquet file"
+    require_value(f"TableDataModule.{key}", str(path), exists, expected)
+    return path
 
 
 def located(error: RowError, tables: Sequence[Table]) -> RowError:

@@ -403,3 +403,37 @@ def test_a_column_of_text_names_the_key_that_takes_it(tmp_path):
     file.write_text("blood,y\nAB,a\n")
     with refused("the column 'blood' holds 'AB'", "a category (categories: one-hot or codes)"):
         TableDataModule(file, "y", num_clients=1).setup()
+
+
+def test_a_column_whose_differences_float32_loses_is_told(tmp_path):
+    """Neighbours of float32 at 1.7e9, between 2**30 and 2**31, are 2**7 = 128 apart.
+
+    1,700,000,000 is 13,281,250 * 128; with 0, 40, 80 and 120 more the values become 0, 0, 128 and
+    128 more, which moves them by up to 48. The variance of 0, 40, 80, 120 is 2,000.
+    """
+    rows = "".join(f"{1_700_000_000 + 40 * k},0.1,{k % 2},a\n" for k in range(4))
+    data = of(tmp_path, f"when,constant,y,site\n{rows}")
+    data.setup()
+    assert data.conversions == [
+        "'when', 'constant': rounded to float32, with 7 digits",
+        "'when': float32 moves its values by up to 48, and their standard deviation is 44.7; "
+        "subtract a constant, such as the least value, in the file",
+    ]
+    inputs = data.samples.inputs[:, 0]
+    assert inputs.unique().tolist() == [1_700_000_000, 1_700_000_128]
+    # From 17,000,000 on, between 2**24 and 2**25, even numbers are exact.
+    exact = of(tmp_path, f"when,constant,y,site\n{rows}".replace("1700", "17").replace("0.1", "1"))
+    exact.setup()
+    assert exact.conversions == []
+
+
+def test_targets_whose_differences_float32_loses_are_told(tmp_path):
+    """The targets are 2**24 + 1, which float32 rounds to 2**24, and 2**24 + 2: by 1, std 1/2."""
+    table = f"x,y,site\n1,{2**24 + 1}.0,a\n2,{2**24 + 2}.0,a\n"
+    data = of(tmp_path, table, target_kind="numbers")
+    data.setup()
+    assert data.conversions == [
+        "'y': rounded to float32, with 7 digits",
+        "'y': float32 moves its values by up to 1, and their standard deviation is 0.5; "
+        "subtract a constant, such as the least value, in the file",
+    ]

@@ -1,4 +1,4 @@
-"""Networks of five sizes: every number of docs/sizes.md, from the accuracies of clients alone."""
+"""Every number of docs/record/sizes.md, from the accuracies of clients alone."""
 
 import re
 import statistics
@@ -10,7 +10,7 @@ from scipy import stats
 from benchmarks import published
 from tests.commands import ROOT
 
-PAGE = (ROOT / "docs" / "sizes.md").read_text()
+PAGE = (ROOT / "docs" / "record" / "sizes.md").read_text()
 ROWS = published.rows("results/sizes/clients")
 ALONE = "clients alone"
 SIZES = 5

@@ -60,7 +60,13 @@ def test_the_verdicts_are_those_of_the_data(page, pooled):
     assert "FedPer {FedPer:.2f} below, FedRep {FedRep:.2f}.".format(**below) in page
     assert "by {:.2f} and {:.2f} points in the last nine rounds".format(*rise) in page
     below = {run: pfllib.PRINTED[run] - pooled[run, "global"][30] for run in ("FedAvg", "FedProx")}
-    assert "FedAvg {FedAvg:.2f} below. FedProx {FedProx:.2f} below. | yes |".format(**below) in page
+    assert "FedAvg {FedAvg:.2f} below. FedProx {FedProx:.2f} below.".format(**below) in page
+    fedgen = pooled["FedGen", "global"][30]
+    assert f"nothing was expected, {pfllib.PRINTED['FedGen'] - fedgen:.2f} below. | yes |" in page
+    ahead = fedgen - pooled["FedAvg", "global"][30]
+    behind = pfllib.PRINTED["FedAvg"] - pfllib.PRINTED["FedGen"]
+    text = f"is {ahead:.2f} points ahead of FedAvg after 30 rounds, and {behind:.2f} behind it in"
+    assert text in page
     assert f"FedDBE {pfllib.PRINTED['FedDBE'] - last['FedDBE']:.2f} below." in page
     assert f"FedRoD {pfllib.PRINTED['FedRoD'] - max(own['FedRoD'].values()):.2f} below." in page
     apart = pooled["FedRoD", "global"][30]

@@ -23,7 +23,7 @@ from pfl.context import RunContext
 from pfl.distributed.collectives import gather
 from pfl.engines.local_step import OptimizerFactory, check_server_step
 from pfl.errors import ConfigError
-from pfl.method import checkpoint, checks, exchange, set_up
+from pfl.method import checkpoint, checks, exchange, remarks, set_up
 from pfl.method.checked import checked
 from pfl.method.facts import RunFacts, loop_of
 from pfl.method.family import FamilySimulation, FamilyStates, MemberStates, predictions_of_members
@@ -241,7 +241,7 @@ class FederatedAlgorithm(Method):
         self.enter(RunFacts(loop, trainer))
         self.process_threads = torch.get_num_threads()
         set_up.check_precision(trainer, loop)
-        set_up.tell_conversions(loop)
+        remarks.tell_conversions(loop)
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device
@@ -264,7 +264,8 @@ class FederatedAlgorithm(Method):
         set_up.plan_chunks(largest, loop, probe)
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
-            set_up.tell_doubt(self.run.private, loop)
+            remarks.tell_large_columns(loop, self.network)
+            remarks.tell_doubt(self.run.private, loop)
         self._check_fit()
         allowed = set_up.rounds_within_budget(self.run.private, self.max_rounds)
         if allowed is not None:

@@ -104,12 +104,6 @@ def _trained_modules(network: nn.Module) -> list[nn.Module]:
     ]
 
 
-def tell_conversions(loop: FederatedLoop) -> None:
-    """Says in what the samples differ from what was read, a line for each change."""
-    for line in loop.datamodule.conversions:
-        tell(f"data: {line}")
-
-
 def refused_precision(precision: Any) -> ConfigError:
     """Returns the error about a precision in which methods would not be what they are."""
     return ConfigError(
@@ -349,16 +343,6 @@ def share_secret(loop: FederatedLoop) -> None:
     """Gives all processes the secret key of the first one; every process must call it."""
     if loop.secret is not None:
         loop.take_secret(Secret(gather(loop.secret.key)[0]))
-
-
-def tell_doubt(private: PrivateMean | None, loop: FederatedLoop) -> None:
-    """Says in one line where the δ of a private run is so large that its ε says little."""
-    if private is not None and private.doubt():
-        tell(f"loop.privacy.delta: {private.accountant.delta:.2g} is {private.doubt()}")
-    if loop.sample_privacy is not None:
-        doubt = loop.sample_privacy.doubt(loop.datamodule.client_sizes)
-        if doubt:
-            tell(doubt)
 
 
 def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int | None:

@@ -326,7 +326,9 @@ def test_a_run_tells_and_keeps_what_was_changed(tmp_path):
         " training samples",
     ]
     assert json.loads((tmp_path / "runs/run/summary.json").read_text())["conversions"] == said
-    assert done.stderr.splitlines() == [f"data: {line}" for line in said]
+    large = "'age': mean or standard deviation above 10, which needs far smaller rates; "
+    large += "transforms: [Normalize] gives each column mean 0 and standard deviation 1"
+    assert done.stderr.splitlines() == [f"data: {line}" for line in (*said, large)]
     assert "data:" not in done.stdout
 
 

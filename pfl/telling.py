@@ -1,7 +1,8 @@
 """Lines about a run that its user must see before training, on the command line too.
 
 In what the samples differ from what was read; that the run ends before its last round. Other
-remarks go to Lightning's logger, which the command line silences.
+remarks go to Lightning's logger, which the command line silences, apart from what an option or a
+callback of Lightning's was asked to show: a profile, a model's summary, a reason to stop.
 """
 
 import logging
@@ -10,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 # Below Lightning's own logger, whose handler shows the lines.
 NAME = "lightning.pytorch.pfl"
+ASKED_FOR = ("lightning.pytorch.callbacks", "lightning.pytorch.profilers")
 
 
 @rank_zero_only
@@ -20,4 +22,5 @@ def tell(line: str) -> None:
 
 def be_heard() -> None:
     """Has the lines shown where Lightning's own are silenced."""
-    logging.getLogger(NAME).setLevel(logging.INFO)
+    for name in (NAME, *ASKED_FOR):
+        logging.getLogger(name).setLevel(logging.INFO)

@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -201,6 +201,11 @@ class RunRecorder(Callback):
             nothing = f"Nothing to do: {who} has been through {len(self.rows)} rounds"
             if _stopped(trainer):
                 nothing = f"{nothing}, and EarlyStopping has ended it; without it the run goes on"
+            elif _time_is_over(trainer):
+                nothing = (
+                    f"{nothing}, and their time is over; with a longer trainer.max_time, or a "
+                    f"longer duration of Timer, the run goes on"
+                )
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, *_: Any) -> None:
@@ -374,6 +379,13 @@ def _stopped(trainer: pl.Trainer) -> bool:
     """Returns whether an `EarlyStopping` has ended the run, perhaps before it was resumed."""
     found = (one for one in _callbacks(trainer) if isinstance(one, EarlyStopping))
     return any(one.stopped_epoch > 0 for one in found)
+
+
+def _time_is_over(trainer: pl.Trainer) -> bool:
+    """Returns whether a `Timer`, which may be that of `max_time`, has ended the run."""
+    found = (one for one in _callbacks(trainer) if isinstance(one, Timer))
+    left = (one.time_remaining() for one in found)
+    return any(seconds is not None and seconds <= 0 for seconds in left)
 
 
 def _log_row(logger: Logger, row: Row) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from jsonargparse import ArgumentError, Namespace
+import yaml
+from jsonargparse import ArgumentError, Namespace, set_dumper
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -38,6 +39,26 @@ RANGE = re.compile(r"Annotated\[(\w+),(\s+)([^]]*)\]")  # of numbers: the type, 
 OR_NULL = re.compile(r"Optional\[((?:int|float),[^]]*)\]")
 MORE_HELP = re.compile(r"(?m)^  --\S+\.help \[?CLASS_PATH_OR_NAME\]?\n(?: {20,}.*\n)+")
 BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargparse calls them
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a word of an enumeration and a number of NumPy, which may be defaults, as plain ones.
+
+    PyYAML knows `str`, `int` and `float`, and refuses their subclasses.
+    """
+
+
+_Dumper.add_multi_representer(str, lambda dumper, word: dumper.represent_str(str.__str__(word)))
+_Dumper.add_multi_representer(int, lambda dumper, number: dumper.represent_int(int(number)))
+_Dumper.add_multi_representer(float, lambda dumper, number: dumper.represent_float(float(number)))
+
+
+def _as_yaml(data: Any) -> str:
+    """Returns a configuration as the text of `config.yaml` and of `--print_config`."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+set_dumper("yaml", _as_yaml)
 
 
 class Parser(LightningArgumentParser):

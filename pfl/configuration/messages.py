@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from textwrap import shorten
+from traceback import walk_tb
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
@@ -66,7 +67,15 @@ def explain(error: BaseException) -> str | None:
         return complaint(error)
     if isinstance(error, RuntimeError) and line.startswith("Early stopping conditioned on"):
         return f"trainer.callbacks: {line}"
+    if isinstance(error, ModuleNotFoundError) and _is_lightnings(error):
+        return line
     return None
+
+
+def _is_lightnings(error: BaseException) -> bool:
+    """Returns whether Lightning has raised an error, such as one about a package that it lacks."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").startswith("lightning.")
 
 
 def complaint(error: Exception, known: Sequence[str] = ()) -> str:

@@ -41,6 +41,7 @@ from pfl.files import make_folder
 Config = dict[str, Any]
 G = TypeVar("G", bound="Grid")
 OF_FIT = ("trainer", "model", "data", "loop")  # keys of a configuration of `fit`, beside the seed
+OF_COMMANDS = ("tune", "search")  # keys of files that another command takes
 OUR_PACKAGES = ("", "pfl", "models", "datamodules")  # "": a name without a module
 OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
 # Columns of the tables, which an axis of the same name would overwrite.
@@ -288,8 +289,11 @@ def read_experiment(path: Path, experiment: type[Grid]) -> Config:
             f"{path} is a configuration of `pfl fit`; a comparison has `common`, which can name "
             f"this file, and `runs`"
         )
-    if unknown := [key for key in content if key not in keys]:
-        raise ConfigError(f"{path}: there is no key {unknown[0]!r}{closest(str(unknown[0]), keys)}")
+    if unknown := [str(key) for key in content if key not in keys]:
+        hint = closest(unknown[0], keys)
+        if unknown[0] in OF_COMMANDS:
+            hint = f"; `pfl {unknown[0]}` takes this file"
+        raise ConfigError(f"{path}: there is no key {unknown[0]!r}{hint}")
     if isinstance(content.get("common"), str):
         content["common"] = _without_method(path.parent / content["common"], f"{path}: common")
     return content

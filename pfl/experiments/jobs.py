@@ -36,7 +36,7 @@ from pfl.experiments.grid import Config, Job, merge
 from pfl.experiments.progress import Expected, Watch, live_page, say
 from pfl.experiments.room import Room, used_memory, visible_cards
 from pfl.experiments.workers import side_by_side
-from pfl.files import content, make_folder, read_json, write_json
+from pfl.files import content, locked, make_folder, read_json, write_json
 from pfl.method.scoring import BACKDOOR
 from pfl.rounds.checkpoint_io import last_checkpoint
 from pfl.rounds.loop import FederatedLoop
@@ -73,13 +73,26 @@ def execute(job: Job, root: Path, kept: Config | None = None) -> Config:
         `status` ("finished", or "diverged" if the models were no longer finite), `seconds`,
         `reused`, which is True for an earlier run, and else `again`, which names in words what has
         changed since the earlier run, and `used`, the memory of this process.
+
+    Raises:
+        ConfigError: Another process makes this run, or the run has failed by a mistake.
     """
     if known := finished_outcome(job, root, kept):
         return {**known, "reused": True}
     folder = root / job.folder
+    make_folder(folder.parent, "--out")
+    taken = f"{folder}: another process makes this run; wait until it has ended, or end it"
+    with locked(folder.with_name(f".{folder.name}.lock"), taken):
+        if known := finished_outcome(job, root, kept):  # by the process that had the lock
+            return {**known, "reused": True}
+        return _execute(job, root, kept)
+
+
+def _execute(job: Job, root: Path, kept: Config | None) -> Config:
+    """Makes a run that no other process makes, as `execute`."""
+    folder = root / job.folder
     identity = _identity(job)
     again = _changed(_recorded_outcome(folder), identity)
-    make_folder(folder.parent, "--out")
     settings: Config = {
         **QUIET_TRAINER,
         "name": folder.name,

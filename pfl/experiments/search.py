@@ -12,7 +12,7 @@ import math
 import secrets
 import shutil
 import sys
-from contextlib import redirect_stdout
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -138,8 +138,13 @@ class Search(Comparison):
         A version that was tried before costs nothing, and has the record of its first try.
 
         Raises:
-            ConfigError: All tries are used up, or a run has failed by a mistake.
+            ConfigError: All tries are used up, another process tries or judges, or a run has failed
+                by a mistake.
         """
+        with self._alone(root):
+            return self._attempt(root, jobs)
+
+    def _attempt(self, root: Path, jobs: int | None) -> Config:
         records = self.records(root)
         tries = [record for record in records if "gain" in record]
         version = self.version()
@@ -176,9 +181,13 @@ class Search(Comparison):
         up.
 
         Raises:
-            ConfigError: There is no try or no look left, the file is not that of the best try, or a
-                run has failed by a mistake.
+            ConfigError: There is no try or no look left, the file is not that of the best try,
+                another process tries or judges, or a run has failed by a mistake.
         """
+        with self._alone(root):
+            return self._judge(root, jobs)
+
+    def _judge(self, root: Path, jobs: int | None) -> Config:
         records = self.records(root)
         tries = [record for record in records if "gain" in record]
         best = best_try(tries)
@@ -213,6 +222,12 @@ class Search(Comparison):
             "gains": [_number(gain) for gain in gains],
         }
         return self.note(root, record)
+
+    def _alone(self, root: Path) -> AbstractContextManager[None]:
+        """Returns a context in which no other process tries or judges, so that budgets hold."""
+        files.make_folder(root, "--out")
+        taken = f"search: another process works in {root}; wait until it has ended, or end it"
+        return files.locked(root / ".lock", taken)
 
     def _begin(self, root: Path, records: list[Config], best: Config) -> Config:
         """Returns the look at a try that was interrupted, or notes the beginning of a new one."""

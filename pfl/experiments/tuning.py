@@ -37,7 +37,7 @@ from pfl.experiments.jobs import (
 from pfl.experiments.progress import Expected, Watch, live_page, say
 from pfl.experiments.room import Used
 from pfl.experiments.workers import side_by_side
-from pfl.files import write, write_records
+from pfl.files import locked, make_folder, write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
 from pfl.scores.runs import REPLACED
@@ -279,7 +279,19 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
 
     A trial that was interrupted continues. What Optuna's sampler draws is a function of the seed,
     the run and the trial's number, so that an interrupted search ends like one that was not.
+
+    Raises:
+        ConfigError: Another process makes these trials, or all of them have diverged.
     """
+    folder = root / job.folder.parent
+    taken = f"{folder}: another process makes these trials; wait until it has ended, or end it"
+    make_folder(folder, "--out")
+    with locked(folder / ".lock", taken):
+        return _tune_run(job, tuning, root)
+
+
+def _tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
+    """Makes the trials that no other process makes, as `tune_run`."""
     from optuna.samplers import TPESampler
 
     space = tuning.spaces[job.run]

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, device_stats_monitor
 
 from pfl.algorithms import FedAvg
 from pfl.configuration.app import FederatedCLI
@@ -244,6 +244,61 @@ def test_early_stopping_by_an_unknown_metric_is_refused_after_the_first_round(tm
     assert (status, err.count("\n")) == (2, 1), err
     assert err.startswith("error: trainer.callbacks: ") and "`val/acc`" in err
     assert "`test/global/accuracy`" in err  # among those there are
+
+
+def test_what_lightning_itself_lacks_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_stats_monitor, "_PSUTIL_AVAILABLE", False)
+    config = write(tmp_path / "small.yaml", SMALL)
+    more = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir", tmp_path]
+    more += ["--trainer.callbacks+=DeviceStatsMonitor"]
+    assert_refused(tmp_path, ["`psutil` is not installed"], "fit", "--config", config, *more)
+
+
+def test_what_an_option_or_a_callback_was_asked_to_show_is_shown(tmp_path):
+    """Other remarks of Lightning's are not."""
+    config = write(tmp_path / "small.yaml", SMALL)
+    more = ["--trainer.enable_model_summary=true", "--trainer.profiler=simple"]
+    stop = ["EarlyStopping", "monitor=train/loss", "min_delta=1e6", "patience=1", "verbose=true"]
+    more += [f"--trainer.callbacks+={stop[0]}", *(f"--trainer.callbacks.{key}" for key in stop[1:])]
+    more += ["--trainer.max_epochs=3", "--trainer.default_root_dir", tmp_path]
+    done = python("-m", "pfl", "fit", "--config", config, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in ("Trainable params", "FIT Profiler Report", "Signaling Trainer to stop"):
+        assert words in done.stderr
+    assert "GPU available" not in done.stderr
+
+
+DEFAULTS = """
+from enum import Enum
+
+import numpy as np
+from lightning.pytorch import Callback
+
+
+class Kind(str, Enum):
+    SOFT = "soft"
+
+
+class Own(Callback):
+    def __init__(self, kind: str = Kind.SOFT, gain: float = np.sqrt(2.0), on: bool = True):
+        pass
+"""
+
+
+def test_defaults_of_other_types_are_plain_values_in_the_configuration(tmp_path, monkeypatch):
+    """The interval of Lightning's Timer is a word of an enumeration."""
+    (tmp_path / "own_defaults.py").write_text(DEFAULTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = write(tmp_path / "small.yaml", SMALL)
+    added = ["--trainer.callbacks+=Timer", "--trainer.callbacks+=own_defaults.Own"]
+    status, _, err = call("fit", "--config", config, *added, "--trainer.default_root_dir", tmp_path)
+    assert status == 0, err
+    saved = tmp_path / "small" / "config.yaml"
+    timer, own = yaml.safe_load(saved.read_text())["trainer"]["callbacks"]
+    assert timer["init_args"]["interval"] == "step"
+    assert own["init_args"] == {"kind": "soft", "gain": 2**0.5, "on": True}
+    again = ("--trainer.default_root_dir", tmp_path / "again")
+    assert call("fit", "--config", saved, *again)[0] == 0
 
 
 LACKING = """

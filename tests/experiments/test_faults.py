@@ -17,7 +17,7 @@ import yaml
 
 from pfl.algorithms import FedAvg
 from pfl.cli.main import main
-from pfl.experiments import Comparison
+from pfl.experiments import Comparison, jobs
 from pfl.experiments.callbacks import open_study, trial_of
 from pfl.experiments.grid import Job, nest
 from pfl.experiments.jobs import _version_of, code_version, data_version, execute
@@ -62,6 +62,24 @@ def test_a_run_is_repeated_where_its_data_or_its_trace_changed(tmp_path, monkeyp
     Path("trace.json").write_text("[[1]]")
     assert execute(job, tmp_path / "out")["again"] == "data"
     assert first["code"] == second["code"] and first["config"] == second["config"]
+
+
+def test_two_commands_do_not_make_a_run_at_the_same_time(tmp_path, monkeypatch):
+    """The second one had deleted the folder of the first, and read what both had written."""
+    job = Comparison.from_file(comparison(tmp_path)).jobs()[0]
+    fit = jobs._fit
+
+    def fit_while_another_begins(*words):
+        with refused(f"{tmp_path / 'out' / job.folder}: another process makes this run"):
+            execute(job, tmp_path / "out")
+        return fit(*words)
+
+    monkeypatch.setattr(jobs, "_fit", fit_while_another_begins)
+    assert execute(job, tmp_path / "out")["status"] == "finished"
+    assert execute(job, tmp_path / "out")["reused"]
+    (tmp_path / "out" / job.folder / "outcome.json").unlink()
+    monkeypatch.setattr(jobs, "_fit", fit)
+    assert not execute(job, tmp_path / "out")["reused"]  # the lock was released
 
 
 def test_a_run_does_not_keep_the_memory_of_those_before_it(tmp_path):

@@ -323,7 +323,8 @@ def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
     assert ["as before" in line for line in lines[1:4]] == [False, True, False]
     config = yaml.safe_load((here / "out/tiny/FedAvg/seed0/config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == 0.2
-    assert {path.name for path in (here / "out/tiny/FedAvg").iterdir()} == {"seed0", "seed0.yaml"}
+    names = {path.name for path in (here / "out/tiny/FedAvg").iterdir()}
+    assert names == {"seed0", "seed0.yaml", ".seed0.lock"}
 
 
 # ---- the papers' figures ------------------------------------------------------------------------

@@ -175,6 +175,25 @@ def test_a_look_that_was_interrupted_goes_on_with_its_seeds(tmp_path):
         search.judge(other)
 
 
+class Twice(Planted):
+    """A search in whose steps another process begins one."""
+
+    def measure(self, run, seeds, root, *rest):
+        for step in (self.attempt, self.judge):
+            with refused(f"search: another process works in {root.parent};"):
+                step(root.parent)
+        return super().measure(run, seeds, root, *rest)
+
+
+def test_two_steps_at_the_same_time_do_not_share_a_budget(tmp_path):
+    """Two looks at once had drawn seeds each, where the file allows one look."""
+    given = {"common": {"model.init_args.lr": 0.1}, "runs": RUNS, "seeds": 3, "number": 1}
+    search = Twice(**given, search=Rules(), effects=[0.05], deviation=0.001)
+    attempts(search, tmp_path, [0])
+    assert search.judge(tmp_path)["verdict"] == "improves"
+    assert len(search.records(tmp_path)) == 3  # a try, the beginning of a look, and its verdict
+
+
 def test_another_file_does_not_continue_a_search(tmp_path):
     attempts(planted([0.0]), tmp_path, [0])
     with pytest.raises(ConfigError, match="the file has changed since"):

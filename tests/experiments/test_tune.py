@@ -11,11 +11,12 @@ import yaml
 from pfl import algorithms
 from pfl.cli.main import main
 from pfl.errors import ConfigError
-from pfl.experiments import comparison_of, jobs, tuning
+from pfl.experiments import Comparison, comparison_of, jobs, tuning
 from pfl.experiments.progress import Watch
 from pfl.experiments.tuning import Range, Tuning, read_space, tune_run
 from tests.cli.configurations import SMALL
 from tests.commands import call, table
+from tests.refusal import refused
 
 LR = "model.init_args.lr"
 SPACE = {LR: {"low": "1e-4", "high": 1.0, "log": True}}  # YAML reads 1e-4 as text
@@ -249,6 +250,27 @@ def test_the_work_of_a_process_can_be_sent_to_it(tmp_path):
     tuning = Tuning.from_file(write(tmp_path))
     work = functools.partial(tune_run, tuning=tuning)
     assert pickle.loads(pickle.dumps(work)).keywords == {"tuning": tuning}
+
+
+def test_a_comparison_names_the_command_that_takes_the_file(tmp_path):
+    """It had asked for `tuning`, which tuned.yaml has."""
+    with refused("small.yaml: there is no key 'tune'; `pfl tune` takes this file"):
+        Comparison.from_file(write(tmp_path))
+
+
+def test_two_searches_do_not_ask_for_the_same_trials(tmp_path, monkeypatch):
+    """Each of them would get some numbers of trials, and give others the values of its own."""
+    search = Tuning.from_file(write(tmp_path, runs=ONE, tune={"trials": 1, "space": SPACE}))
+    make = tuning.execute
+    (job, *_) = search.jobs()
+
+    def make_while_another_begins(*words):
+        with refused(f"{tmp_path / 'out' / 'FedAvg'}: another process makes these trials"):
+            tune_run(job, search, tmp_path / "out")
+        return make(*words)
+
+    monkeypatch.setattr(tuning, "execute", make_while_another_begins)
+    assert len(tune_run(job, search, tmp_path / "out").records) == 1
 
 
 def test_values_that_diverge_are_not_chosen(tmp_path):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 
@@ -213,6 +213,17 @@ def test_a_run_that_was_stopped_early_ends_after_the_same_round(tmp_path, done, 
     assert_same_files(folder, tmp_path / "straight" / "run")
     nothing = "has been through 3 rounds, and EarlyStopping has ended it"
     assert (nothing in capsys.readouterr().out) == (done == "everything")
+
+
+def test_a_run_whose_time_is_over_says_so(tmp_path, capsys):
+    make, loop = CASES["FedSLR"]
+    fit(tmp_path, make, 6, Timer({"microseconds": 1}), **loop)
+    saved = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert rounds_in(saved.parents[1]) == [1]  # a round that has begun ends
+    fit(tmp_path, make, 6, Timer({"microseconds": 1}), ckpt_path=saved, **loop)
+    assert "has been through 1 rounds, and their time is over" in capsys.readouterr().out
+    fit(tmp_path, make, 2, Timer({"days": 1}), ckpt_path=saved, **loop)
+    assert rounds_in(saved.parents[1]) == [1, 2]
 
 
 def test_a_baseline_of_other_settings_starts_anew(tmp_path, monkeypatch):

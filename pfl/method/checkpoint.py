@@ -81,8 +81,8 @@ def check(module: Method, checkpoint: dict[str, Any]) -> None:
 
     Raises:
         ConfigError: The file is not a federated checkpoint, or its method, number of parameters,
-            partition or client states are not those of the run; or, where training continues, its
-            network, seed or samples.
+            partition, samples or client states are not those of the run; or, where training
+            continues, its network or seed.
         Malformed: A part is missing, or of another kind.
     """
     saved = checkpoint.get("federated")
@@ -104,7 +104,10 @@ def check(module: Method, checkpoint: dict[str, Any]) -> None:
         if not _equal(actual[what], value):
             others = f"{what} is {actual[what]}, this run's is {value}"
             if isinstance(value, Tensor):
-                others = f"{what} are other ones than this run's"
+                raise ConfigError(
+                    "ckpt_path: the samples are other ones than those that the checkpoint was made "
+                    "with; give the data of then"
+                )
             raise ConfigError(
                 f"ckpt_path: the checkpoint's {others}; use the configuration that it was made with"
             )
@@ -328,6 +331,7 @@ def _identity(module: Method) -> dict[str, Any]:
         "algorithm": type(module).__name__,
         "parameters": module.space.size,
         "partition": module.run.loop.datamodule.partition.hash,
+        "samples": module.run.sample_sums,
     }
 
 
@@ -343,7 +347,6 @@ def _fixed_settings(module: Method) -> dict[str, Any]:
     return {
         "network": f"{type(module.network).__name__} {zlib.crc32(layers.encode()):08x}",
         "seed": module.seed,
-        "samples": module.run.sample_sums,
     }
 
 

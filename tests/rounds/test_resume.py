@@ -420,6 +420,27 @@ def test_checkpoint_of_plain_lightning_is_refused(tmp_path):
 MEDIANS = ("Median", "GeometricMedian")
 
 
+def test_other_samples_are_refused_where_models_are_only_used(tmp_path):
+    """`Normalize` would take means and deviations that the models were not trained with."""
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    fit_arrays(tmp_path, inputs, 1)
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    for stage in ("validate", "test", "predict"):
+        for sign in (1, -1):
+            data = ArrayDataModule(sign * inputs, np.arange(40) % 2, num_clients=4, partition=IID())
+            run = partial(
+                getattr(quiet(tmp_path, 1, logger=False), stage),
+                FedAvg(nn.Linear(3, 2), lr=0.1),
+                FederatedLoop(data),
+                ckpt_path=last,
+            )
+            if sign == 1:
+                run()
+                continue
+            with refused("ckpt_path", "samples are other ones"):
+                run()
+
+
 def fit_arrays(root, inputs, rounds, *, lr=0.1, ckpt_path=None, **loop):
     """Trains on arrays; the method."""
     data = ArrayDataModule(inputs, np.arange(len(inputs)) % 2, num_clients=4, partition=IID())

@@ -17,6 +17,7 @@ import torch
 import torch.fx.traceback
 from lightning.fabric.utilities import registry
 
+from pfl.configuration.app import FederatedCLI
 from pfl.files import write_figure
 from tests.commands import elsewhere
 from tests.forks import spawnv_passfds
@@ -24,6 +25,8 @@ from tests.forks import spawnv_passfds
 torch.set_num_threads(1)
 # Each Trainer searches all installed packages for callbacks, which takes as long as a small run.
 registry.entry_points = functools.cache(registry.entry_points)  # type: ignore[assignment]
+# It looks for NVIDIA's library each time, eight times in a run.
+torch.cuda.device_count = functools.cache(torch.cuda.device_count)
 # With anomaly detection, which the engine `debug` turns on, PyTorch writes down Python's stack at
 # every operation: a quarter of the time of a test. No test reads the stack.
 torch.fx.traceback.format_stack = lambda: ["a stack"]
@@ -62,6 +65,25 @@ def quick_run_figures():
     """Makes the figures of runs empty files: drawing one takes longer than a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pfl.callbacks.run_figures.write_figure", lambda path, figure: path.touch())
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_parser():
+    """Sets up the parser of a command once in a file: that takes a quarter of a short command."""
+    made = {}
+    set_up = FederatedCLI.setup_parser
+
+    def setup_parser(cli, *args):
+        key = (type(cli), *cli.subcommands())
+        before = set(vars(cli)) - {"parsers"}
+        if key not in made:
+            set_up(cli, *args)
+            made[key] = {name: value for name, value in vars(cli).items() if name not in before}
+        vars(cli).update(made[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FederatedCLI, "setup_parser", setup_parser)
         yield
 
 

@@ -55,6 +55,14 @@ def test_a_fork_is_killed_and_its_error_is_printed(tmp_path):
 MASK = """
 import signal, subprocess, sys
 from tests import forks
+start = forks.REAL
+
+def start_small(command, **options):
+    # What forks the others imports NumPy alone: which packages are large makes no difference.
+    before = "from tests import forks; forks.LARGE = ('numpy',); "
+    return start([*command[:-1], before + command[-1]], **options)
+
+forks.REAL = start_small
 if not blocked_before:
     forks._start_server()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])

@@ -310,6 +310,7 @@ ENTRIES = [
         "FedDF",
         forms.averaging,  # without steps of the server, as the softmax has no closed form
         forms.dense,
+        {"server_steps": 4},
         problem=forms.with_classes,
         classes=True,
         settle={"lr": 0.4, "local_steps": 6, "server_steps": 0},

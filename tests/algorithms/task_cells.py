@@ -31,13 +31,17 @@ VOID = 255
 FACTORS = ("FedDPA", "FedExLoRA", "FedSALoRA", "FlexLoRA", "FLoRA", "RoLoRA")
 NO_METHOD = ("FederatedAlgorithm",)
 METHODS = [name for name in pfl.algorithms.__all__ if name not in NO_METHOD]
-# Rounds and penalties in which a method can be told from FedAvg on sixteen samples.
+# Rounds, penalties and a few steps of the server in which a method can be told from FedAvg on
+# sixteen samples.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "CFL": {"mean_norm": 1e9, "largest_norm": 0.0},
     "Floco": {"projection_round": 1},
     "FedPD": {"proximal_step": 0.5},
     "FedSpa": {"density": 0.7},
     "FedFomo": {"judged_on": "training"},
+    "FedDF": {"server_steps": 4},
+    "FedGen": {"server_steps": 4},
+    "FedTGP": {"server_epochs": 4},
     "pFedMe": {"lr": 0.05},
 }
 

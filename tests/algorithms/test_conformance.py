@@ -145,7 +145,7 @@ def test_the_limit_on_quadratics(fit, method, clients):
     arguments = dict(batch_size=None, loss=q.loss, **method.settle)
     algorithm = method.make(q.problem.network(0.3), **arguments)
     fit(algorithm, q.problem, method.rounds)
-    expected = method.limit(q, **method.arguments, **method.settle)
+    expected = method.limit(q, **{**method.arguments, **method.settle})
     for actual, model in zip(models(algorithm), expected, strict=True):
         assert (actual is None) == (model is None)
         if model is not None:

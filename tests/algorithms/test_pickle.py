@@ -24,10 +24,16 @@ from tests.algorithms.methods import (
 
 NAMES = sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"})
 FACTORS = {"FedExLoRA", "FLoRA", "FlexLoRA", "RoLoRA", "FedSALoRA", "FedDPA"}
+# Fewer steps of the server than the defaults.
+FEW = {
+    "FedDF": {"server_steps": 4},
+    "FedGen": {"server_steps": 4},
+    "FedTGP": {"server_epochs": 4},
+}
 
 
 def make(name):
-    arguments = {"lr": 0.05, "batch_size": 2}
+    arguments = {"lr": 0.05, "batch_size": 2, **FEW.get(name, {})}
     if name in FACTORS:
         pair = 0.4 if name == "FedDPA" else None
         arguments["trainable"] = LoRA(rank=2, layers=["0"], pair=pair)

@@ -3,7 +3,6 @@
 import pytest
 import wandb
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from pfl.cli.main import main
 from tests.commands import ROOT, table
@@ -18,6 +17,9 @@ VALUES = {  # for each distribution of a parameter, a value that W&B may send
 @pytest.mark.cli
 def test_the_command_of_a_trial_runs(tmp_path, monkeypatch):
     """W&B's own functions put the command together; only the rounds are fewer."""
+    # The import takes seconds, which every worker would need to collect this file.
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
     sweep = yaml.safe_load((ROOT / "configs/sweep/fedavg.yaml").read_text())
     values = {
         key: {"value": VALUES[parameter.get("distribution")](parameter)}

@@ -17,7 +17,6 @@ import torch
 import torch.fx.traceback
 from lightning.fabric.utilities import registry
 
-from pfl.configuration.app import FederatedCLI
 from pfl.files import write_figure
 from tests.commands import elsewhere
 from tests.forks import spawnv_passfds
@@ -65,25 +64,6 @@ def quick_run_figures():
     """Makes the figures of runs empty files: drawing one takes longer than a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pfl.callbacks.run_figures.write_figure", lambda path, figure: path.touch())
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_parser():
-    """Sets up the parser of a command once in a file: that takes a quarter of a short command."""
-    made = {}
-    set_up = FederatedCLI.setup_parser
-
-    def setup_parser(cli, *args):
-        key = (type(cli), *cli.subcommands())
-        before = set(vars(cli)) - {"parsers"}
-        if key not in made:
-            set_up(cli, *args)
-            made[key] = {name: value for name, value in vars(cli).items() if name not in before}
-        vars(cli).update(made[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FederatedCLI, "setup_parser", setup_parser)
         yield
 
 

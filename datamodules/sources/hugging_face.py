@@ -92,7 +92,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         test_split: str | None = None,
         image_size: Count | None = None,
         image_mode: Literal["L", "RGB"] | None = None,
-        tokenizer: Callable[[str], list[int]] | str = "bytes",
+        tokenizer: str | Callable[[str], list[int]] = "bytes",
         length: Count = 128,
         cache: str | os.PathLike | None = None,
         root: str | os.PathLike = "data",

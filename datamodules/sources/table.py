@@ -121,7 +121,7 @@ class TableDataModule(FederatedDataModule):
         horizon: Count = 1,
         order_column: str | None = None,
         text_column: str | None = None,
-        tokenizer: Callable[[str], list[int]] | str = "bytes",
+        tokenizer: str | Callable[[str], list[int]] = "bytes",
         length: Count = 128,
         **kwargs: Any,
     ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ..errors import ConfigError, error_line
 
 
 def tokens_of(
-    column: str, texts: Sequence[str], tokenizer: Callable[[str], list[int]] | str, length: int
+    column: str, texts: Sequence[str], tokenizer: str | Callable[[str], list[int]], length: int
 ) -> tuple[np.ndarray, str]:
     """Returns the tokens of texts, int64 [N, length], and a line that says what they are.
 
@@ -38,8 +39,9 @@ def tokens_of(
     return tokens, said
 
 
-def numbers_of(tokenizer: Callable[[str], list[int]] | str) -> str:
+def numbers_of(tokenizer: str | Callable[[str], list[int]]) -> str:
     """Returns in words which numbers `encoder` makes of a text."""
+    tokenizer = _function_of(tokenizer)
     if callable(tokenizer):
         name = getattr(tokenizer, "__name__", type(tokenizer).__name__)
         return f"as {name} gives them"
@@ -49,7 +51,7 @@ def numbers_of(tokenizer: Callable[[str], list[int]] | str) -> str:
 
 
 def encoder(
-    tokenizer: Callable[[str], list[int]] | str, length: int | None
+    tokenizer: str | Callable[[str], list[int]], length: int | None
 ) -> Callable[[str], list[int]]:
     """Returns a function from a text to `length` whole numbers; see `HuggingFaceDataModule`.
 
@@ -59,6 +61,7 @@ def encoder(
         >>> encoder("bytes", 4)("Hé")  # é has two bytes
         [73, 196, 170, 0]
     """
+    tokenizer = _function_of(tokenizer)
     if isinstance(tokenizer, str) and tokenizer != "bytes":
         return _hub_encoder(tokenizer, length)
 
@@ -70,6 +73,31 @@ def encoder(
         return found + [0] * ((length or 0) - len(found))
 
     return encode
+
+
+def _function_of(
+    tokenizer: str | Callable[[str], list[int]],
+) -> str | Callable[[str], list[int]]:
+    """Returns the function that a path such as `mine.words` names; else the tokenizer itself.
+
+    Raises:
+        ConfigError: There is neither such a function nor such a file.
+    """
+    if not isinstance(tokenizer, str) or Path(tokenizer).is_file():
+        return tokenizer
+    parts = tokenizer.split(".")
+    if len(parts) == 1 or not all(part.isidentifier() for part in parts):
+        return tokenizer
+    why = "it is no function"
+    try:
+        found = resolve_name(tokenizer)
+        if callable(found):
+            return found
+    except (ImportError, AttributeError) as error:
+        why = error_line(error)
+    raise ConfigError(
+        f"tokenizer: {tokenizer!r}; there is neither such a file here nor such a function ({why})"
+    )
 
 
 def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:

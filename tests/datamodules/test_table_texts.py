@@ -65,6 +65,22 @@ def test_a_tokenizer_of_ones_own_and_a_test_file(file):
     assert "texts become 4 whole numbers, as lengths gives them; longer ones are cut" in line
 
 
+def test_a_function_is_given_by_its_path(file, one_line):
+    """As in a configuration; the hub is not asked for what can only be a path of Python."""
+    path = file(COLUMNS)
+    data = module(path, tokenizer=f"{__name__}.len_of_all")
+    assert data.load().train.inputs[:, 0].tolist() == [2, 2, 17, 2]
+    assert "as len_of_all gives them" in data.conversions[0]
+    for wrong, why in (
+        (f"{__name__}.len_of_some", "has no attribute 'len_of_some'"),
+        (f"{__name__}.COLUMNS", "it is no function"),
+        ("no_such_module.words", "No module named 'no_such_module'"),
+        ("tokenizer.json", "No module named 'tokenizer'"),
+    ):
+        with one_line(f"tokenizer: '{wrong}'; there is neither such a file here nor", why):
+            module(path, tokenizer=wrong).load()
+
+
 def test_a_row_without_a_text_is_refused_or_left_out(file, one_line):
     path = file({**COLUMNS, "text": ["Hé", None, "b", "c"]})
     with one_line(

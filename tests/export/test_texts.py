@@ -119,3 +119,24 @@ def test_other_texts_are_read_as_the_runs_own(folder, tmp_path):
     own = {row["client"]: float(row["accuracy"]) for row in rows if row["client"] == row["site"]}
     # The texts are in the training data, which each client's model knows by heart.
     assert own == {"07": 1.0, "7": 1.0}
+
+
+# Where this warning is an error, jsonargparse takes the next type of the argument, and is right.
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_a_file_of_a_tokenizer_is_read_again(folder, tmp_path, monkeypatch):
+    """The run's `config.yaml` names it as it was given; it had been "Unable to serialize ..."."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"[UNK]": 0, "fine": 1, "bad": 2, "so": 3, "[PAD]": 4}
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    monkeypatch.chdir(tmp_path)
+    file = "tokenizer.json"
+    own.save(file)
+    changed = ["--data.tokenizer", file, "--trainer.default_root_dir", tmp_path]
+    status, _, error = call("fit", "--config", folder / "a.yaml", *changed)
+    assert status == 0 and "Unable to serialize" not in error, error
+    config = yaml.safe_load((tmp_path / "a/config.yaml").read_text())
+    assert config["data"]["init_args"]["tokenizer"] == file
+    done("predict", tmp_path / "a", "--rows", folder / "new.csv", "--out", tmp_path / "rows.csv")
+    rows = table(tmp_path / "rows.csv")
+    assert [row["model"] for row in rows] == ["07", "7", "07"]

@@ -41,6 +41,7 @@ from pfl.deploy.data import (
 from pfl.deploy.link import Link, own_path
 from pfl.deploy.noise import OwnNoise
 from pfl.deploy.overview import overview_of, overview_text, versions
+from pfl.deploy.own_code import add_app_folder, own_modules
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
 from pfl.deploy.schema import PROTOCOL, one_line
@@ -168,7 +169,9 @@ def write_app(words: list[str], out: Path) -> int:
         "PARTIES": str(parties),
         "VERSION": pfl.__version__,
     }
+    modules = own_modules(values, Path.cwd())
     contents = {
+        **modules,
         "run.yaml": _yaml({key: part for key, part in values.items() if key != "data"}),
         "data.yaml": _yaml({"data": values["data"]}),
         "server.yaml": _yaml({"data": server}),
@@ -178,6 +181,8 @@ def write_app(words: list[str], out: Path) -> int:
         file = path.name.removesuffix(".txt")
         if file == "config.toml":
             file = CONFIG_TOML
+        if file in modules:
+            raise ConfigError(f"deploy: {file} is a file of the app; give your module another name")
         contents[file] = text
     write_folder(out, contents)
     return parties
@@ -264,6 +269,7 @@ def run_server(channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
     """
     quiet()
     be_heard()
+    add_app_folder(app)
     try:
         with report_signals(), _only_server(Path(options["runs"], options["name"]).resolve()):
             _ServerCLI(channel, app, options)
@@ -497,6 +503,7 @@ def _read_run(path: Path, app: Path, data: Any) -> _Deployed:
         app: The folder of the app.
         data: The party's own data module; None: that of the app.
     """
+    add_app_folder(app)
     words = ["fit", "--config", str(app / "run.yaml")]
     if data is None:
         return _Deployed([*words, "--config", str(app / "data.yaml")], app)

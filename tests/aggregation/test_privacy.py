@@ -13,7 +13,7 @@ from pfl import ConfigError, FederatedLoop
 from pfl.aggregation.accountant import Accountant
 from pfl.aggregation.privacy import AdaptiveClip, Privacy, PrivateMean
 from pfl.algorithms import SCAFFOLD, FedAvg, FedCLUP
-from pfl.method import set_up
+from pfl.method import remarks
 from pfl.randomness import Seeded, generator
 from tests.aggregation.gaussian import gaussian_delta
 from tests.algorithms.methods import (
@@ -441,7 +441,7 @@ def test_a_delta_that_is_too_large_is_told(fit, monkeypatch):
     def told(**arguments):
         """The lines about δ of a run of a round, and what it says of its privacy."""
         lines = []
-        monkeypatch.setattr(set_up, "tell", lines.append)
+        monkeypatch.setattr(remarks, "tell", lines.append)
         algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
         fit(algorithm, small_world(), 1, privacy=private(**arguments), evaluate=())
         return lines, algorithm.run.private.describe()

@@ -23,7 +23,7 @@ from pfl.algorithms import (
     PerFedAvg,
 )
 from pfl.clients import ClientData, Clients, LocalSchedule
-from pfl.method import set_up
+from pfl.method import remarks
 from pfl.models import HalfSquaredError
 from tests.algorithms.methods import BATCHES, SIZES, normalized_network, small_network, small_world
 from tests.problems import least_squares, owned
@@ -249,7 +249,7 @@ def test_a_delta_that_is_too_large_is_told(fit, monkeypatch):
     assert told([3], delta=1e-5) == "" and told([3], reproducible=True) == ""
     assert "0.02 for a client of 1000 samples" in told([1000], delta=0.02)
     lines = []
-    monkeypatch.setattr(set_up, "tell", lines.append)
+    monkeypatch.setattr(remarks, "tell", lines.append)
     algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
     fit(algorithm, small_world(), 1, sample_privacy=SamplePrivacy(1.0, 1.0), evaluate=())
     smallest = min(size for size in SIZES if size > 1)

@@ -39,6 +39,8 @@ def own_modules(values: Any, folder: Path) -> dict[str, str]:
             if spec is None or spec.origin is None:  # a class; a folder without __init__.py
                 continue
             file = Path(spec.origin)
+            if file.suffix != ".py" or folder not in file.parents:
+                continue
             path = file.relative_to(folder).as_posix()
             if path not in found:
                 found[path] = file.read_text()

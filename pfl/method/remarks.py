@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pfl.aggregation.privacy import PrivateMean
+from pfl.datamodules import FederatedDataModule
 from pfl.rounds.loop import FederatedLoop
 from pfl.telling import tell
 
@@ -28,29 +29,9 @@ def tell_large_columns(loop: FederatedLoop, network: nn.Module) -> None:
     the weights of the other columns hardly move. Networks that begin with a normalization are left
     out.
     """
-    datamodule = loop.datamodule
-    if not datamodule.has_samples or "Norm" in type(_first_layer(network)).__name__:
+    if "Norm" in type(_first_layer(network)).__name__:
         return
-    if len(datamodule.input_shape) != 1:
-        return
-    train = datamodule.partition.train
-    number = int(train.sizes.sum())
-    if not number:
-        return
-    places = np.linspace(0, number - 1, min(number, LOOKED_AT)).round().astype(np.int64)
-    indices = torch.from_numpy(train.flat[places])
-    owners = torch.from_numpy(train.owners[places])
-    inputs, _ = datamodule.samples.gather(indices)
-    inputs = datamodule.transforms(inputs, owners, indices)
-    if not inputs.is_floating_point():
-        return
-    inputs = inputs.double()
-    sizes = torch.maximum(inputs.mean(0).abs(), inputs.std(0, correction=0)).tolist()
-    names = datamodule.feature_names or [str(number) for number in range(len(sizes))]
-    large = []
-    for name, size in zip(names, sizes, strict=True):
-        if size > LARGE and name not in datamodule.category_levels:  # which has codes of levels
-            large.append(name)
+    large = _large_columns(loop.datamodule)
     if not large:
         return
     named = ", ".join(map(repr, large[:NAMED]))
@@ -60,6 +41,31 @@ def tell_large_columns(loop: FederatedLoop, network: nn.Module) -> None:
         f"data: {named}: mean or standard deviation above {LARGE:.0f}, which needs far smaller "
         f"rates; transforms: [Normalize] gives each column mean 0 and standard deviation 1"
     )
+
+
+def _large_columns(data: FederatedDataModule) -> list[str]:
+    """Returns the names of large columns, or their numbers; none unless samples are vectors."""
+    if not data.has_samples or len(data.input_shape) != 1:
+        return []
+    number = int(data.partition.train.sizes.sum())
+    if not number:
+        return []
+    places = np.linspace(0, number - 1, min(number, LOOKED_AT)).round().astype(np.int64)
+    indices = torch.from_numpy(data.partition.train.flat[places])
+    owners = torch.from_numpy(data.partition.train.owners[places])
+    inputs = data.transforms(data.samples.gather(indices)[0], owners, indices)
+    if not inputs.is_floating_point():
+        return []
+    inputs = inputs.double()
+    sizes = torch.maximum(inputs.mean(0).abs(), inputs.std(0, correction=0)).tolist()
+    names = data.feature_names
+    if names is None or len(names) != len(sizes):  # a transform makes other columns
+        names = [str(column) for column in range(len(sizes))]
+    large = []
+    for name, size in zip(names, sizes, strict=True):
+        if size > LARGE and name not in data.category_levels:  # which has codes of levels
+            large.append(name)
+    return large
 
 
 def _first_layer(network: nn.Module) -> nn.Module:

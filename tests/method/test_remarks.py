@@ -15,9 +15,16 @@ SAID = "data: 'large': mean or standard deviation above 10, which needs far smal
 SAID += "transforms: [Normalize] gives each column mean 0 and standard deviation 1"
 
 
-class Halved(nn.Module):
+class Divided(nn.Module):
     def forward(self, x):
         return x / 8
+
+
+class Second(nn.Module):
+    """The second column alone, so that the names of the table are not those of the inputs."""
+
+    def forward(self, x):
+        return x[:, 1:]
 
 
 def said(caplog, tmp_path, data, network):
@@ -33,7 +40,8 @@ def said(caplog, tmp_path, data, network):
     [
         ((), nn.Identity(), [SAID]),
         ([Normalize()], nn.Identity(), []),
-        ([Apply(Halved())], nn.Identity(), []),  # 5
+        ([Apply(Divided())], nn.Identity(), []),  # 5
+        ([Apply(Second())], nn.Linear(1, 2), [SAID.replace("large", "0")]),
         ((), nn.BatchNorm1d(2), []),
         ((), nn.Linear(2, 2), [SAID]),
     ],

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pfl.aggregation.privacy import PrivateMean
-from pfl.datamodules import FederatedDataModule
+from pfl.datamodules import FederatedDataModule, TensorSamples
 from pfl.rounds.loop import FederatedLoop
 from pfl.telling import tell
 
@@ -44,8 +44,14 @@ def tell_large_columns(loop: FederatedLoop, network: nn.Module) -> None:
 
 
 def _large_columns(data: FederatedDataModule) -> list[str]:
-    """Returns the names of large columns, or their numbers; none unless samples are vectors."""
-    if not data.has_samples or len(data.input_shape) != 1:
+    """Returns the names of large columns, or their numbers; none unless samples are vectors.
+
+    Samples that are not in memory are not read, since that may take long.
+    """
+    if not data.has_samples:
+        return []
+    samples = data.samples
+    if not isinstance(samples, TensorSamples) or samples.inputs.ndim != 2:
         return []
     number = int(data.partition.train.sizes.sum())
     if not number:
@@ -53,8 +59,11 @@ def _large_columns(data: FederatedDataModule) -> list[str]:
     places = np.linspace(0, number - 1, min(number, LOOKED_AT)).round().astype(np.int64)
     indices = torch.from_numpy(data.partition.train.flat[places])
     owners = torch.from_numpy(data.partition.train.owners[places])
-    inputs = data.transforms(data.samples.gather(indices)[0], owners, indices)
-    if not inputs.is_floating_point():
+    try:
+        inputs = data.transforms(samples.gather(indices)[0], owners, indices)
+    except Exception:  # of the user's transform; the run will say in which round and client
+        return []
+    if not inputs.is_floating_point() or inputs.ndim != 2:
         return []
     inputs = inputs.double()
     sizes = torch.maximum(inputs.mean(0).abs(), inputs.std(0, correction=0)).tolist()

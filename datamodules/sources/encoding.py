@@ -202,7 +202,7 @@ def coarse_line(name: str, values: np.ndarray, narrow: np.ndarray) -> str | None
     Seconds since 1970 are an example: neighbours among float32 numbers of this size are 128 apart.
     """
     exact = values.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # of infinite values, which are refused later
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite values are refused later
         deviation = exact.std()
         error = np.abs(narrow - exact).max()
     if not 0 < COARSE * deviation < error:  # a constant has no differences to lose

@@ -169,7 +169,7 @@ def write_app(words: list[str], out: Path) -> int:
         "PARTIES": str(parties),
         "VERSION": pfl.__version__,
     }
-    modules = own_modules(values, Path.cwd())
+    modules = own_modules(values, Path.cwd(), sys.modules)
     contents = {
         **modules,
         "run.yaml": _yaml({key: part for key, part in values.items() if key != "data"}),

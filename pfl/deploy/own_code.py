@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -16,19 +16,20 @@ PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")  # mine.Net
 OURS = ("pfl", "models", "datamodules")
 
 
-def own_modules(values: Any, folder: Path) -> dict[str, str]:
+def own_modules(values: Any, folder: Path, imported: Collection[str]) -> dict[str, str]:
     """Returns the modules of a folder that a configuration needs, as texts by path.
 
     They are those whose classes and functions it names, and those of the folder that these import.
 
     Args:
-        values: The configuration, as plain values, after its objects were made.
+        values: The configuration, as plain values.
         folder: The folder, which is one of Python's path.
+        imported: The names of modules of which it names classes: other texts are no classes.
     """
     found: dict[str, str] = {}
     waiting = []
     for text in _texts(values):
-        if PATH.fullmatch(text) and text.partition(".")[0] in sys.modules:  # else a file's name
+        if PATH.fullmatch(text) and text.partition(".")[0] in imported:
             waiting.append(text)
     while waiting:
         parts = waiting.pop().split(".")

@@ -47,8 +47,8 @@ RUN = {
 }
 
 
-def deployed(tmp_path, *words, head="age,pressure,outcome", all_rows=ROWS):
-    """An app for the three hospitals in the current folder, which also has a folder for each."""
+def write_hospitals(tmp_path, head="age,pressure,outcome", all_rows=ROWS):
+    """Writes the file of all hospitals, a folder for each, and `run.yaml`."""
     lines = [f"{head},hospital"]
     for hospital, rows in all_rows.items():
         lines += [f"{row},{hospital}" for row in rows]
@@ -57,6 +57,11 @@ def deployed(tmp_path, *words, head="age,pressure,outcome", all_rows=ROWS):
         (folder / "own.csv").write_text("\n".join([head, *rows, ""]))
     (tmp_path / "all.csv").write_text("\n".join([*lines, ""]))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(RUN))
+
+
+def deployed(tmp_path, *words, **hospitals):
+    """An app for the three hospitals in the current folder, which also has a folder for each."""
+    write_hospitals(tmp_path, **hospitals)
     status, _, error = call("deploy", "--config", "run.yaml", *words, "--out", "app")
     assert status == 0, error
     return tmp_path / "app"

@@ -1,4 +1,4 @@
-"""Where a command finds classes of the user: in the current folder."""
+"""Where a command finds classes of the user: in the current folder, and in that of an app."""
 
 import os
 import sys
@@ -18,3 +18,15 @@ def add_current_folder() -> None:
     """
     sys.path.append(os.getcwd())
     sys.path.sort(key=is_checkout)  # keeps the order of all others
+
+
+def add_app_folder(app: Path) -> None:
+    """Puts an app's folder on Python's path: before the current folder, after all packages."""
+    folder = str(app.absolute())
+    if folder in sys.path:
+        return
+    here = os.getcwd()
+    place = len(sys.path)
+    if here in sys.path:
+        place = sys.path.index(here)
+    sys.path.insert(place, folder)

@@ -196,8 +196,8 @@ def narrowed(values: np.ndarray) -> tuple[np.ndarray, bool]:
     return narrow, any(whole)
 
 
-def coarse_line(name: str, values: np.ndarray, narrow: np.ndarray) -> str | None:
-    """Returns a line about a column whose differences float32 loses; None for any other column.
+def coarse_lines(name: str, values: np.ndarray, narrow: np.ndarray) -> list[str]:
+    """Returns a line about a column whose differences float32 loses; none about any other column.
 
     Seconds since 1970 are an example: neighbours among float32 numbers of this size are 128 apart.
     """
@@ -206,11 +206,11 @@ def coarse_line(name: str, values: np.ndarray, narrow: np.ndarray) -> str | None
         deviation = exact.std()
         error = np.abs(narrow - exact).max()
     if not 0 < COARSE * deviation < error:  # a constant has no differences to lose
-        return None
-    return (
+        return []
+    return [
         f"{name!r}: float32 moves its values by up to {error:.3g}, and their standard deviation is "
         f"{deviation:.3g}; subtract a constant, such as the least value, in the file"
-    )
+    ]
 
 
 def _large(values: np.ndarray) -> np.ndarray:
@@ -232,8 +232,6 @@ def side_by_side(columns: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Inputs
         values.append(narrow)
         if lost:
             rounded.append(name)
-            line = coarse_line(name, numbers[~gaps], narrow[~gaps])
-            if line is not None:
-                coarse.append(line)
+            coarse += coarse_lines(name, numbers[~gaps], narrow[~gaps])
     missing = np.stack([gaps for _, gaps in columns.values()], 1)
     return Inputs(np.stack(values, 1), list(columns), missing, rounded, coarse)

@@ -18,7 +18,7 @@ from ..rules.sample_values import add_rule
 from ..samples.loaded import Loaded, NewSamples
 from ..samples.memory_map import train_and_test
 from .cells import classes_of, identifiers_of, targets_of
-from .encoding import Inputs, check_numbers, coarse_line, gaps_of, narrowed
+from .encoding import Inputs, check_numbers, coarse_lines, gaps_of, narrowed
 from .table_columns import ColumnReader
 from .table_files import SUFFIXES, Table, joined_cells, path_of_table, read_table, rows_left
 from .table_inputs import InputReader, texts_of
@@ -554,8 +554,8 @@ class TableDataModule(FederatedDataModule):
         """Returns the values of a regression as float32, and says if they lose digits."""
         narrow, lost = narrowed(values)
         if lost:
-            line = coarse_line(self.target_column, values, narrow)
-            self._tell_rounded([self.target_column], [] if line is None else [line])
+            coarse = coarse_lines(self.target_column, values, narrow)
+            self._tell_rounded([self.target_column], coarse)
         return narrow
 
     def _tell_rounded(self, names: Sequence[str], coarse: Sequence[str]) -> None:

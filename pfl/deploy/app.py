@@ -25,6 +25,7 @@ from pfl import files
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.files import callbacks_of, read
 from pfl.configuration.messages import quiet
+from pfl.current_folder import add_app_folder
 from pfl.datamodules import Normalize
 from pfl.datamodules.errors import check_keys, check_whole, require_value
 from pfl.deploy.app_folder import toml_text, write_folder
@@ -41,7 +42,7 @@ from pfl.deploy.data import (
 from pfl.deploy.link import Link, own_path
 from pfl.deploy.noise import OwnNoise
 from pfl.deploy.overview import overview_of, overview_text, versions
-from pfl.deploy.own_code import add_app_folder, own_modules
+from pfl.deploy.own_code import own_modules
 from pfl.deploy.parties import Parties
 from pfl.deploy.policy import Policy
 from pfl.deploy.schema import PROTOCOL, one_line

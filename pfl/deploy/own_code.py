@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import sys
 from collections.abc import Collection, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
@@ -83,15 +81,3 @@ def _texts(values: Any) -> Iterator[str]:
             yield from _texts(value)
     elif isinstance(values, str):
         yield values
-
-
-def add_app_folder(app: Path) -> None:
-    """Puts an app's folder on Python's path: before the current folder, after all packages."""
-    folder = str(app.absolute())
-    if folder in sys.path:
-        return
-    here = os.getcwd()
-    place = len(sys.path)
-    if here in sys.path:
-        place = sys.path.index(here)
-    sys.path.insert(place, folder)

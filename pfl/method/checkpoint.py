@@ -102,14 +102,14 @@ def check(module: Method, checkpoint: dict[str, Any]) -> None:
     # The seed first: another one makes another partition, too.
     for what, value in sorted(expected.items(), key=lambda item: item[0] != "seed"):
         if not _equal(actual[what], value):
-            others = f"{what} is {actual[what]}, this run's is {value}"
-            if isinstance(value, Tensor):
+            if what == "samples":
                 raise ConfigError(
                     "ckpt_path: the samples are other ones than those that the checkpoint was made "
                     "with; give the data of then"
                 )
             raise ConfigError(
-                f"ckpt_path: the checkpoint's {others}; use the configuration that it was made with"
+                f"ckpt_path: the checkpoint's {what} is {actual[what]}, this run's is {value}; use "
+                f"the configuration that it was made with"
             )
     own: dict[str, Any] = {"state_dict": dict(module.state_dict())}
     if fits:
